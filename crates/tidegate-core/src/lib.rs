@@ -1,0 +1,35 @@
+//! The contract of Tidegate's stores, and the decisions behind it.
+//!
+//! Everything here is pure: no runtime, no I/O, no lock, and no clock, since time is an argument. The library people add
+//! is [`tidegate`](https://docs.rs/tidegate); this crate is for those who write a store of their own.
+//!
+//! - [`Store`] is the contract, with its optional capabilities;
+//! - [`Model`] is the reference: a whole store as a value;
+//! - [`Policy`] is what must be the same in every worker of an id;
+//! - [`rule`], [`limit`] and [`share`] hold the decisions.
+
+mod fraction;
+mod id;
+mod invalid;
+mod lease;
+pub mod limit;
+pub mod model;
+pub mod policy;
+pub mod rule;
+pub mod share;
+pub mod store;
+pub mod time;
+
+pub use fraction::Fraction;
+pub use id::{Id, Identity, Name, Owner};
+pub use invalid::Invalid;
+pub use lease::{Epoch, LeaseView, Token};
+pub use model::{IdModel, Model};
+pub use policy::{Bound, Class, DriverId, Member, OnSuperseded, Policy, SafeStart};
+pub use store::{
+    Acquire, AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, Costs, Denial,
+    Exchange, ExchangeReply, Grant, HandOver, Head, Job, Limit, Line, Listener, Observation, Operators,
+    Outcome, Page, PauseReply, Queue, Release, Renewal, Renewed, Reply, Restore, RuleKey, RuleLevel,
+    ScopedDenial, ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Sequence, Settled, Settlement,
+    Snapshot, Store, StoreError, Subscription, SyncPath, Wake,
+};

@@ -1,0 +1,117 @@
+//! Who waits for a slot, and who is told of room.
+//!
+//! A place is kept per driver and tier from the moment its oldest job was first denied. Room goes to the oldest places
+//! that it fits; a place that was offered room is passed over until its driver has come back.
+//!
+//! Spec: AS-12.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{DriverId, policy::MOST_CLASSES};
+
+/// A place lapses after this long without an exchange of its driver.
+pub(super) const LAPSES_MS: u64 = 2_000;
+
+/// A number per tier, on the stack.
+pub(super) type PerTier = [u32; MOST_CLASSES + 1];
+
+#[derive(Clone, Debug)]
+struct Place {
+    jobs: u32,
+    offered: u32,
+    lapses_ms: u64,
+}
+
+type Key = (u64, DriverId, usize);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    by_age: BTreeMap<Key, Place>,
+    since: HashMap<(DriverId, usize), u64>,
+    offered: PerTier,
+}
+
+impl Places {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_age.is_empty()
+    }
+
+    /// How many jobs wait in all.
+    pub(super) fn jobs(&self) -> u32 {
+        self.by_age.values().fold(0, |sum: u32, place| sum.saturating_add(place.jobs))
+    }
+
+    /// Takes a driver's place, or keeps it, with so many jobs and no offer outstanding.
+    pub(super) fn keep(&mut self, driver: DriverId, tier: usize, since_ms: u64, jobs: u32, now_ms: u64) {
+        self.leave(driver, tier);
+        if jobs > 0 {
+            self.since.insert((driver, tier), since_ms);
+            let place = Place { jobs, offered: 0, lapses_ms: now_ms.saturating_add(LAPSES_MS) };
+            self.by_age.insert((since_ms, driver, tier), place);
+        }
+    }
+
+    /// Gives a driver's place up.
+    pub(super) fn leave(&mut self, driver: DriverId, tier: usize) {
+        if self.since.is_empty() {
+            return;
+        }
+        if let Some(since_ms) = self.since.remove(&(driver, tier)) {
+            self.drop_place((since_ms, driver, tier));
+        }
+    }
+
+    fn drop_place(&mut self, key: Key) {
+        if let Some(place) = self.by_age.remove(&key) {
+            self.offered[key.2] -= place.offered;
+        }
+    }
+
+    /// Offers room to the oldest places, one job at a time, as long as `fits` says that one more of a tier fits beyond
+    /// what was offered already, and calls `tell` for each. Stops at places that began at `before` or later. Lapsed
+    /// places are dropped on the way; those of `except`, and those that `reaches` denies, are passed over.
+    pub(super) fn offer(
+        &mut self,
+        now_ms: u64,
+        before: u64,
+        mut most: u32,
+        passed_over: impl Fn(DriverId) -> bool,
+        fits: impl Fn(usize, &PerTier) -> bool,
+        mut tell: impl FnMut(DriverId, usize),
+    ) {
+        let mut lapsed = Vec::new();
+        for (key, place) in &mut self.by_age {
+            let (since_ms, driver, tier) = *key;
+            if since_ms >= before || most == 0 {
+                break;
+            }
+            if place.lapses_ms <= now_ms {
+                lapsed.push(*key);
+                continue;
+            }
+            if passed_over(driver) {
+                continue;
+            }
+            while most > 0 && place.offered < place.jobs && fits(tier, &self.offered) {
+                place.offered += 1;
+                self.offered[tier] += 1;
+                most -= 1;
+                tell(driver, tier);
+            }
+        }
+        for key in lapsed {
+            self.since.remove(&(key.1, key.2));
+            self.drop_place(key);
+        }
+    }
+
+    pub(super) fn shift_back(&mut self, ms: u64) {
+        let places = std::mem::take(&mut self.by_age);
+        for ((since_ms, driver, tier), mut place) in places {
+            let since_ms = since_ms.saturating_sub(ms);
+            place.lapses_ms = place.lapses_ms.saturating_sub(ms);
+            self.since.insert((driver, tier), since_ms);
+            self.by_age.insert((since_ms, driver, tier), place);
+        }
+    }
+}

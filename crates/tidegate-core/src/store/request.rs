@@ -1,0 +1,227 @@
+//! What a store is asked.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{Epoch, Identity, Invalid, Name, Token, time::Moment};
+
+use super::Limit;
+
+/// The most jobs of one `acquire`.
+pub const MOST_JOBS: usize = 512;
+/// The most jobs of one `acquire_scoped`.
+pub const MOST_SCOPED_JOBS: usize = 128;
+/// The most tokens of one `release`, `renew` or `hand_over`, and the most corrections of one `settle` or `observe`.
+pub const MOST_TOKENS: usize = 1_000;
+
+/// What a caller reports of a call, on release.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Outcome {
+    /// It went well.
+    Success,
+    /// The remote pushed back.
+    Throttled,
+    /// It failed for another reason; neutral.
+    Failure,
+}
+
+impl Outcome {
+    /// Its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Throttled => "throttled",
+            Self::Failure => "failure",
+        }
+    }
+}
+
+/// The key of a rule: `named:{name}`, or `{algorithm}:{interval_ms}` for one without a name. A cheap clone.
+///
+/// Spec: RU-1.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleKey(pub Arc<str>);
+
+impl fmt::Display for RuleKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for RuleKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+/// What a job spends in each rule: one cost for all, and others for named rules.
+///
+/// Spec: RU-2.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Costs {
+    /// In every rule that `named` does not name.
+    pub each: u64,
+    /// In rules of these names; a name at most once.
+    pub named: Vec<(Name, u64)>,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self { each: 1, named: Vec::new() }
+    }
+}
+
+impl Costs {
+    /// The cost in a rule of this name (none for a rule without).
+    pub fn of(&self, rule: Option<&Name>) -> u64 {
+        let named = rule.and_then(|rule| self.named.iter().find(|(name, _)| name == rule));
+        named.map_or(self.each, |(_, cost)| *cost)
+    }
+}
+
+/// One job of a prefix acquire.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Job {
+    /// What it spends.
+    pub costs: Costs,
+}
+
+/// How a queue stands beyond the jobs of a request.
+///
+/// Spec: AS-12, AS-2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Line {
+    /// How many jobs, of those asked for now, would go on waiting if none were granted, with those behind them; 0 for
+    /// one that tries once.
+    pub waiting: u32,
+    /// How long ago the oldest of them was first denied, in milliseconds; 0 where it was not.
+    pub waited_ms: u64,
+}
+
+/// The head of one class's queue.
+///
+/// Spec: ST-3.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AcquireRequest {
+    /// Whose queue it is; none for jobs without a class.
+    pub class: Option<Name>,
+    /// 1 to [`MOST_JOBS`] jobs, in order.
+    pub jobs: Vec<Job>,
+    /// How the queue stands.
+    pub line: Line,
+}
+
+/// One job of a scoped acquire.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScopedJob {
+    /// What it spends.
+    pub costs: Costs,
+    /// One identity for every scope that a rule of the policy uses.
+    pub scopes: Vec<(Name, Identity)>,
+}
+
+/// Jobs with identities, in order.
+///
+/// Spec: ST-10.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScopedRequest {
+    /// The class of them all.
+    pub class: Option<Name>,
+    /// 1 to [`MOST_SCOPED_JOBS`] jobs.
+    pub jobs: Vec<ScopedJob>,
+    /// How the queue stands.
+    pub line: Line,
+}
+
+/// A lease that is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Release {
+    /// Which.
+    pub token: Token,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// How long the remote asked to be left alone, in milliseconds, where it said so with `Throttled`.
+    pub retry_after_ms: Option<u64>,
+}
+
+/// A lease that is kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Renewal {
+    /// Which.
+    pub token: Token,
+    /// Its class, for a store that lost it.
+    pub class: Option<Name>,
+}
+
+/// What a process knows of the state that a store has lost.
+///
+/// Spec: ST-18.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Restore {
+    /// The epoch that it knew. Nothing is restored into that same epoch.
+    pub epoch: Epoch,
+    /// The newest limit that it knows.
+    pub limit: Option<Limit>,
+    /// What is left of the pause that it knows, in milliseconds.
+    pub paused_ms: u64,
+}
+
+/// A lease that a process granted by itself.
+///
+/// Spec: UN-3.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HandOver {
+    /// Its class.
+    pub class: Option<Name>,
+}
+
+/// A cost corrected to what was really used.
+///
+/// Spec: ST-12.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settlement {
+    /// In which rule; one that is no more is passed over.
+    pub rule: RuleKey,
+    /// For which identity, in a scoped rule.
+    pub identity: Option<Identity>,
+    /// When the store granted the job.
+    pub granted_at: Moment,
+    /// What was spent.
+    pub cost: u64,
+    /// What was used: 0 to 10^12.
+    pub actual: u64,
+}
+
+/// What the server says of its own quota.
+///
+/// Spec: VA-9.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Observation {
+    /// Of which rule; one that is no more is passed over.
+    pub rule: RuleKey,
+    /// For which identity, in a scoped rule.
+    pub identity: Option<Identity>,
+    /// What is left.
+    pub remaining: u64,
+    /// Until when that holds, on the store's clock.
+    pub reset_at: Moment,
+    /// When the store granted the job whose answer said so.
+    pub granted_at: Moment,
+    /// The mark of that grant in this rule.
+    pub mark: u64,
+}
+
+/// The most that a settlement can correct to.
+pub(crate) const MOST_ACTUAL: u64 = 1_000_000_000_000;
+
+/// Refuses a list that is too long.
+pub(crate) fn at_most(option: &str, given: usize, most: usize) -> Result<(), Invalid> {
+    if given > most { Err(Invalid::new(option, given, format!("at most {most}"))) } else { Ok(()) }
+}
+
+/// A duration as whole milliseconds for the wire, rounded up and within a year and a day.
+pub(crate) fn pause_millis(length: Duration) -> Result<u64, Invalid> {
+    if length.is_zero() || length > crate::time::LONGEST {
+        return Err(Invalid::new("pause", length, "above 0, at most 366 days"));
+    }
+    Ok(crate::time::ceil_millis(length))
+}

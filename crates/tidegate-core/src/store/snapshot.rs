@@ -1,0 +1,53 @@
+//! What operators see.
+//!
+//! Spec: ST-20.
+
+use std::sync::Arc;
+
+use super::{Limit, RuleKey};
+use crate::{Epoch, Id, Name, Policy};
+
+/// A page of a longer list.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// Whether more come after it.
+    pub more: bool,
+}
+
+/// An id at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// Which.
+    pub id: Id,
+    /// The life of its state.
+    pub epoch: Epoch,
+    /// The pinned policy; none for an id that was only paused.
+    pub policy: Option<Arc<Policy>>,
+    /// The limit in force, where concurrency is bounded.
+    pub limit: Option<Limit>,
+    /// How many slots are taken, resting ones too.
+    pub held: u32,
+    /// How many of them rest after a throttled release.
+    pub resting: u32,
+    /// Slots taken by each class, in the order of the policy; the last is that of jobs without a class.
+    pub by_class: Vec<(Option<Name>, u32)>,
+    /// How many jobs wait for a slot, as far as the store was told.
+    pub waiting: u32,
+    /// What is left of a pause, in milliseconds.
+    pub paused_ms: u64,
+    /// The level of each rule.
+    pub rules: Vec<RuleLevel>,
+}
+
+/// A rule at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RuleLevel {
+    /// Its key.
+    pub rule: RuleKey,
+    /// What could be spent now; below zero for a debt; none for a scoped rule, which has a level for each identity.
+    pub level: Option<i64>,
+    /// How many identities have a level of their own.
+    pub identities: usize,
+}
