@@ -20,6 +20,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show a fleet finding the hidden ceiling of a real HTTP provider, and keeping to it
+    #[command(long_about = DEMO_ABOUT, after_long_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
 }
 
@@ -80,7 +81,6 @@ pub(crate) struct CeilingChange {
 }
 
 #[derive(Debug, Args)]
-#[command(long_about = DEMO_ABOUT, after_long_help = DEMO_EXAMPLES)]
 pub(crate) struct DemoArgs {
     /// How long the fleet calls, in seconds: 1 to 3600
     #[arg(long, value_name = "N", default_value = "20", allow_hyphen_values = true, value_parser = seconds)]
@@ -233,9 +233,10 @@ fn url(text: &str) -> Result<Uri, String> {
     if authority.contains('@') {
         return Err(format!("{allowed}; a user and password would not be sent"));
     }
-    // A colon without a port, or a port that is too high, would be taken for the default port.
-    let odd_port = authority.ends_with(':') || url.port().is_some_and(|port| port.as_u16() == 0);
-    if url.host().is_none_or(str::is_empty) || odd_port {
+    let host = url.host().unwrap_or_default();
+    // What follows the host is a port, and one that is no port would be taken for the default one.
+    let odd_port = authority.len() > host.len() && url.port_u16().is_none_or(|port| port == 0);
+    if host.is_empty() || odd_port {
         return Err(allowed.into());
     }
     Ok(url)

@@ -26,6 +26,7 @@ pub use invalid::Invalid;
 pub use lease::{Epoch, LeaseView, Token};
 pub use model::{IdModel, Model};
 pub use policy::{Bound, Class, DriverId, Member, OnSuperseded, Policy, SafeStart};
+pub use rule::{Rule, RuleKey};
 pub use store::{
     Acquire, AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, Costs, Denial,
     Exchange, ExchangeReply, Grant, HandOver, Head, Job, Limit, Line, Listener, Observation, Operators,

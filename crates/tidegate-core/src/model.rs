@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Id,
-    store::{Page, StoreError},
+    store::{self, Page, StoreError},
 };
 
 mod due;
@@ -42,7 +42,7 @@ impl Model {
     /// # Errors
     /// As there.
     pub fn ids(&self, after: Option<&Id>, most: usize) -> Result<Page<Id>, StoreError> {
-        one::page_size(most)?;
+        store::page_size(most)?;
         let from = after.map_or(Unbounded, Excluded);
         let mut there = self
             .ids

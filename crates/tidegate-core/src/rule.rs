@@ -157,7 +157,7 @@ impl Rule {
         let shared = common_divisor(limit, interval_ms);
         let (n, d) = (limit / shared, interval_ms / shared);
         let rule = CheckedRule {
-            key: key.into(),
+            key: RuleKey(key.into()),
             algorithm: self.algorithm,
             limit,
             interval_ms,
@@ -191,11 +191,48 @@ const fn common_divisor(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
+/// The key of a rule: `named:{name}`, or `{algorithm}:{interval_ms}` for one without a name. A cheap clone.
+///
+/// Spec: RU-1.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleKey(Arc<str>);
+
+impl RuleKey {
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for RuleKey {
+    fn from(key: &str) -> Self {
+        Self(key.into())
+    }
+}
+
+impl PartialEq<str> for RuleKey {
+    fn eq(&self, other: &str) -> bool {
+        &*self.0 == other
+    }
+}
+
+impl fmt::Display for RuleKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for RuleKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
 /// A rule that has been checked. A cheap clone; ordered by its key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CheckedRule {
     // First, so that rules are ordered by it.
-    key: Arc<str>,
+    key: RuleKey,
     algorithm: Algorithm,
     limit: u64,
     interval_ms: u64,
@@ -243,7 +280,7 @@ impl CheckedRule {
     }
 
     /// What tells it from the other rules of a policy: `named:{name}`, or `{algorithm}:{interval_ms}`. Spec: RU-1.
-    pub fn key(&self) -> &str {
+    pub const fn key(&self) -> &RuleKey {
         &self.key
     }
 
@@ -300,7 +337,7 @@ pub fn check_all(rules: &[Rule]) -> Result<Vec<CheckedRule>, Invalid> {
         Some((twin, _)) => {
             let allowed =
                 "rules of different keys: name one of the two (a name is used once, whatever the scope)";
-            Err(Invalid::new("rules", twin.key(), allowed))
+            Err(Invalid::new("rules", &twin.key, allowed))
         }
         None => Ok(checked),
     }

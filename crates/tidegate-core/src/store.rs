@@ -33,9 +33,9 @@ pub use reply::{
 };
 pub use request::{
     AcquireRequest, Costs, HandOver, Job, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Observation,
-    Outcome, Release, Renewal, Restore, RuleKey, ScopedJob, ScopedRequest, Settlement,
+    Outcome, Release, Renewal, Restore, ScopedJob, ScopedRequest, Settlement,
 };
-pub use snapshot::{Page, RuleLevel, Snapshot};
+pub use snapshot::{Page, RuleLevel, Snapshot, page_size};
 pub use wake::{Listener, Subscription, Wake};
 
 /// What an operation of a store comes to: its answer with what every answer carries, or what went wrong.

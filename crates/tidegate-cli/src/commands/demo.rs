@@ -133,6 +133,7 @@ impl Plan {
             tokio::time::Instant::from_std(start) + progress.pace(),
             progress.pace(),
         );
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let shown = loop {
             tokio::select! {
                 biased;

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use crate::{
     Identity, Policy,
     rule::{CheckedRule, RuleState},
-    store::{RuleKey, RuleLevel},
+    store::RuleLevel,
 };
 
 use super::due::{Due, Item};
@@ -20,6 +20,8 @@ use super::due::{Due, Item};
 struct Generation {
     number: u32,
     rule: CheckedRule,
+    /// When it took over from the one before.
+    since_ms: u64,
     levels: HashMap<Identity, RuleState>,
 }
 
@@ -29,6 +31,24 @@ struct Lineage {
     own: Option<RuleState>,
     /// The current generation comes last.
     generations: Vec<Generation>,
+}
+
+impl Lineage {
+    /// Takes an identity's level out of an older generation, and carries it through all that came after, each at the
+    /// moment when it came.
+    fn carried(&mut self, identity: &Identity) -> Option<RuleState> {
+        let older = self.generations.len().checked_sub(1)?;
+        let (at, mut level) = (0..older).rev().find_map(|at| {
+            let level = self.generations.get_mut(at)?.levels.remove(identity)?;
+            Some((at, level))
+        })?;
+        for pair in self.generations.get(at..)?.windows(2) {
+            if let [was, is] = pair {
+                level = level.carry(&was.rule, &is.rule, is.since_ms);
+            }
+        }
+        Some(level)
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -54,12 +74,12 @@ impl Levels {
 
     fn fresh(&mut self, rule: &CheckedRule, now_ms: u64) -> Lineage {
         let own = rule.scope().is_none().then(|| self.initial(rule, now_ms));
-        Lineage { own, generations: vec![self.generation(rule)] }
+        Lineage { own, generations: vec![self.generation(rule, now_ms)] }
     }
 
-    fn generation(&mut self, rule: &CheckedRule) -> Generation {
+    fn generation(&mut self, rule: &CheckedRule, since_ms: u64) -> Generation {
         self.next_generation = self.next_generation.wrapping_add(1);
-        Generation { number: self.next_generation, rule: rule.clone(), levels: HashMap::new() }
+        Generation { number: self.next_generation, rule: rule.clone(), since_ms, levels: HashMap::new() }
     }
 
     /// The level of a rule or an identity that nothing is kept of.
@@ -76,7 +96,7 @@ impl Levels {
         let mut rules = Vec::with_capacity(to.rules().len());
         for rule in to.rules() {
             let kept = from.rules().iter().position(|was| {
-                was.key() == rule.key() && was.scope() == rule.scope() && carries_over(was, rule)
+                was.key() == rule.key() && was.scope() == rule.scope() && was.carries_over_to(rule)
             });
             let lineage = kept.and_then(|at| Some((from.rules().get(at)?, old.get_mut(at)?.take()?)));
             rules.push(match lineage {
@@ -84,8 +104,10 @@ impl Levels {
                 Some((was, lineage)) if was == rule => lineage,
                 Some((was, mut lineage)) => {
                     lineage.own = lineage.own.map(|level| level.carry(was, rule, now_ms));
-                    lineage.generations.retain(|generation| !generation.levels.is_empty());
-                    lineage.generations.push(self.generation(rule));
+                    let first =
+                        lineage.generations.iter().position(|generation| !generation.levels.is_empty());
+                    lineage.generations.drain(..first.unwrap_or(lineage.generations.len()));
+                    lineage.generations.push(self.generation(rule, now_ms));
                     lineage
                 }
             });
@@ -109,14 +131,11 @@ impl Levels {
     ) -> Option<T> {
         let spent_out_at = self.spent_out_at;
         let lineage = self.rules.get_mut(index)?;
-        let (current, older) = lineage.generations.split_last_mut()?;
+        let carried = lineage.carried(identity);
+        let current = lineage.generations.last_mut()?;
         if let Some(level) = current.levels.get_mut(identity) {
             return Some(with(&current.rule, level).0);
         }
-        let carried = older.iter_mut().rev().find_map(|generation| {
-            let level = generation.levels.remove(identity)?;
-            Some(level.carry(&generation.rule, &current.rule, now_ms))
-        });
         let was_kept = carried.is_some();
         let mut level = carried.unwrap_or_else(|| match spent_out_at {
             Some(born_ms) => RuleState::spent_out(&current.rule, born_ms),
@@ -131,13 +150,27 @@ impl Levels {
         Some(answer)
     }
 
-    /// Forgets an identity's level that rests, or says when it will.
-    pub(super) fn forget_resting(&mut self, number: u32, identity: &Identity, now_ms: u64) -> Option<u64> {
-        let mut generations = self.rules.iter_mut().flat_map(|lineage| &mut lineage.generations);
-        let generation = generations.find(|generation| generation.number == number)?;
+    /// Forgets an identity's level that rests, or says when to look again, and under which generation.
+    pub(super) fn forget_resting(
+        &mut self,
+        number: u32,
+        identity: &Identity,
+        now_ms: u64,
+    ) -> Option<(u64, u32)> {
+        let of =
+            |lineage: &&mut Lineage| lineage.generations.iter().any(|generation| generation.number == number);
+        let lineage = self.rules.iter_mut().find(of)?;
+        let carried = lineage.carried(identity);
+        let generation = lineage.generations.last_mut()?;
+        if let Some(level) = carried {
+            generation.levels.insert(identity.clone(), level);
+        } else if generation.number != number {
+            // It was carried over when it was asked for, and has an entry under that generation.
+            return None;
+        }
         let rests_at = generation.levels.get(identity)?.rests_at(&generation.rule);
         if rests_at > now_ms {
-            return Some(rests_at);
+            return Some((rests_at, generation.number));
         }
         generation.levels.remove(identity);
         let kept = generation.levels.len();
@@ -152,6 +185,7 @@ impl Levels {
         for lineage in &mut self.rules {
             lineage.own.iter_mut().for_each(|level| level.shift_back(ms));
             for generation in &mut lineage.generations {
+                generation.since_ms = generation.since_ms.saturating_sub(ms);
                 generation.levels.values_mut().for_each(|level| level.shift_back(ms));
             }
         }
@@ -161,16 +195,12 @@ impl Levels {
         let rules = policy.rules().iter().zip(&mut self.rules);
         rules
             .map(|(rule, lineage)| RuleLevel {
-                rule: RuleKey(rule.key().into()),
+                rule: rule.key().clone(),
                 level: lineage.own.as_mut().map(|level| level.level(rule, now_ms)),
                 identities: lineage.generations.iter().map(|generation| generation.levels.len()).sum(),
             })
             .collect()
     }
-}
-
-fn carries_over(was: &CheckedRule, rule: &CheckedRule) -> bool {
-    was.algorithm() == rule.algorithm() && was.interval_ms() == rule.interval_ms()
 }
 
 /// Whether a level was changed and is to be kept.

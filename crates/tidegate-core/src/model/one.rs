@@ -9,12 +9,12 @@ use crate::{
     Bound, DriverId, Epoch, Id, Identity, Invalid, LeaseView, Member, Name, OnSuperseded, Policy, Token,
     lease::{Leases, Terms},
     limit::LimitState,
-    rule::{CheckedRule, Observed},
+    rule::{CheckedRule, Observed, RuleKey},
     share,
     store::{
-        Acquire, AcquireReply, AcquireRequest, Acquired, Costs, Denial, Exchange, ExchangeReply, Grant,
+        self, Acquire, AcquireReply, AcquireRequest, Acquired, Costs, Denial, Exchange, ExchangeReply, Grant,
         HandOver, Head, Limit, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Observation, Outcome, Page,
-        PauseReply, Release, Renewal, Renewed, Reply, Restore, RuleKey, ScopedDenial, ScopedGrant, ScopedJob,
+        PauseReply, Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant, ScopedJob,
         ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake,
         request::{MOST_ACTUAL, at_most, pause_millis},
     },
@@ -348,7 +348,7 @@ impl IdModel {
         most: usize,
     ) -> Result<Reply<Page<LeaseView>>, StoreError> {
         let step = self.begin(clock)?;
-        page_size(most)?;
+        store::page_size(most)?;
         let from = after.map_or(0, |after| after.saturating_add(1));
         let mut items = Vec::new();
         let mut more = false;
@@ -757,7 +757,7 @@ impl IdModel {
         with: impl FnOnce(&CheckedRule, &mut crate::rule::RuleState) -> (T, Changed),
     ) -> Option<T> {
         let pinned = self.life.as_mut()?.pinned.as_mut()?;
-        let index = pinned.policy.rules().iter().position(|rule| *rule.key() == *key.0)?;
+        let index = pinned.policy.rules().iter().position(|rule| rule.key() == key)?;
         let rule = pinned.policy.rules().get(index)?;
         match (rule.scope(), identity) {
             (None, None) => Some(with(rule, pinned.levels.own(index)?).0),
@@ -809,7 +809,7 @@ impl IdModel {
         }
         let tier = tier_of(&policy, request.class.as_ref())?;
         for (index, job) in request.jobs.iter().enumerate() {
-            check_costs(&member.policy, &policy, index, &job.costs)?;
+            job.costs.check(&member.policy, &policy, index)?;
         }
         self.adopt(step, member);
         if let Some(denial) = self.pause_denial(step.ms) {
@@ -863,8 +863,8 @@ impl IdModel {
         let policy = self.policy_for(member)?;
         let tier = tier_of(&policy, request.class.as_ref())?;
         for (index, job) in request.jobs.iter().enumerate() {
-            check_costs(&member.policy, &policy, index, &job.costs)?;
-            check_scopes(&member.policy, &policy, job)?;
+            job.costs.check(&member.policy, &policy, index)?;
+            job.check_scopes(&member.policy, &policy)?;
         }
         self.adopt(step, member);
         if let Some(denial) = self.pause_denial(step.ms) {
@@ -1185,7 +1185,7 @@ impl Pinned {
         let mut longest: Option<(u64, &CheckedRule)> = None;
         for (index, rule) in policy.rules().iter().enumerate() {
             let cost = job.costs.of(rule.name());
-            let hint = match identity_of(rule, job) {
+            let hint = match job.identity(rule) {
                 None => self.levels.own(index).and_then(|level| level.room(rule, now_ms, cost).err()),
                 Some(identity) => self
                     .levels
@@ -1208,7 +1208,7 @@ impl Pinned {
                     level.spend(rule, now_ms, cost);
                     (level.mark(), if cost > 0 { Changed::Yes } else { Changed::No })
                 };
-                match identity_of(rule, job) {
+                match job.identity(rule) {
                     None => self.levels.own(index).map(|level| spend(rule, level).0),
                     Some(identity) => self.levels.with_identity(index, identity, now_ms, due, spend),
                 }
@@ -1290,12 +1290,7 @@ fn longer<'a>(
 }
 
 fn rate_denial((hint_ms, rule): (u64, &CheckedRule)) -> Denial {
-    Denial { hint_ms, lease_blocked: false, rule: Some(RuleKey(rule.key().into())) }
-}
-
-fn identity_of<'a>(rule: &CheckedRule, job: &'a ScopedJob) -> Option<&'a Identity> {
-    let scope = rule.scope()?;
-    job.scopes.iter().find(|(name, _)| name == scope).map(|(_, identity)| identity)
+    Denial { hint_ms, lease_blocked: false, rule: Some(rule.key().clone()) }
 }
 
 fn tier_of(policy: &Policy, class: Option<&Name>) -> Result<usize, StoreError> {
@@ -1305,53 +1300,4 @@ fn tier_of(policy: &Policy, class: Option<&Name>) -> Result<usize, StoreError> {
             if names.is_empty() { "none: the policy has no classes".to_owned() } else { names.join(", ") };
         Invalid::new("class", class, allowed).into()
     })
-}
-
-/// Checks a job's costs: names against the policy that the job was written for, amounts against the one that decides.
-fn check_costs(offered: &Policy, deciding: &Policy, index: usize, costs: &Costs) -> Result<(), StoreError> {
-    for (at, (name, _)) in costs.named.iter().enumerate() {
-        if !offered.rules().iter().any(|rule| rule.name() == Some(name)) {
-            let option = format!("cost of {name}");
-            return Err(Invalid::new(option, name, "the name of a rule of the policy").into());
-        }
-        if costs.named.iter().take(at).any(|(earlier, _)| earlier == name) {
-            return Err(Invalid::new(format!("cost of {name}"), name, "one cost for each rule").into());
-        }
-    }
-    for rule in deciding.rules() {
-        let cost = costs.of(rule.name());
-        if cost > rule.most() {
-            let rule_key = RuleKey(rule.key().into());
-            return Err(StoreError::CostExceedsLimit { index, rule: rule_key, cost, most: rule.most() });
-        }
-    }
-    Ok(())
-}
-
-/// Checks a job's identities: none twice, none that the policy it was written for does not use, none missing for the one
-/// that decides.
-fn check_scopes(offered: &Policy, deciding: &Policy, job: &ScopedJob) -> Result<(), StoreError> {
-    for (at, (scope, identity)) in job.scopes.iter().enumerate() {
-        let option = || format!("scope {scope}");
-        if job.scopes.iter().take(at).any(|(earlier, _)| earlier == scope) {
-            return Err(Invalid::new(option(), identity, "one identity for each scope").into());
-        }
-        if !offered.rules().iter().any(|rule| rule.scope() == Some(scope)) {
-            return Err(Invalid::new(option(), identity, "a scope that a rule of the policy uses").into());
-        }
-    }
-    for scope in deciding.rules().iter().filter_map(CheckedRule::scope) {
-        if !job.scopes.iter().any(|(named, _)| named == scope) {
-            return Err(Invalid::new(format!("scope {scope}"), "none", "one identity for each job").into());
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn page_size(most: usize) -> Result<(), StoreError> {
-    if (1..=MOST_TOKENS).contains(&most) {
-        Ok(())
-    } else {
-        Err(Invalid::new("most", most, "1 to 1000").into())
-    }
 }

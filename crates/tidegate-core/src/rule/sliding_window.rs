@@ -4,14 +4,14 @@
 //! entry, which leaves with the last of them: stricter by at most that, never laxer.
 //!
 //! # At most 1,024 entries
-//! Let W be the interval and s = ⌊W / 512⌋, so that 512 × (s + 1) > W. Let f and l be the first and the last moment of an
-//! entry. Call an entry *spaced* if its push found 512 others: it came at least s + 1 after the f of the one before it,
-//! else it would have joined that. Jobs join an entry only within s of its f, so l ≤ f + s.
+//! Let W be the interval and s = ⌊W / 512⌋, so that 512 × (s + 1) > W. Let f and l be the first and the last moment of
+//! an entry. Call an entry *spaced* if its push found 512 others: it came at least s + 1 after the f of the one before,
+//! else it would have joined that. Jobs of other moments join an entry only within s of its f, so l ≤ f + s.
 //!
 //! Let e be the newest entry that is not spaced. With it there were at most 512 entries, and only spaced ones since:
 //!
 //! - While there are at most 511 of these, there are at most 1,023 entries.
-//! - When the 512th comes, 512 × (s + 1) > W have passed since the f of e. All before e have left: at most 513 are there.
+//! - When the 512th comes, 512 × (s + 1) > W have passed since the f of e. All before e have left: at most 513 remain.
 //! - When the 513th comes, 513 × (s + 1) − s > W have passed since the l of e, and e has left too. In the same way each
 //!   spaced one has left when the 513th after it comes, so there are never more than 513 from here on.
 //!

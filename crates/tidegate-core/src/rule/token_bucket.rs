@@ -1,7 +1,7 @@
 //! The token bucket: fills at a steady rate, and a job takes its cost out.
 //!
-//! The rate is n tokens every d milliseconds, in lowest terms. What has come of the next token is kept as a whole number
-//! of parts of d, of which n come each millisecond, so nothing is ever rounded and nothing drifts. A rule is only built
+//! The rate is n tokens every d milliseconds, in lowest terms. What has come of the next token is a whole number of
+//! parts of 1/d, of which n come each millisecond, so nothing is ever rounded and nothing drifts. A rule is only built
 //! where `(n + 1) × d` and the longest time to fill are below 2^53 (Spec: RU-3).
 
 use super::{CheckedRule, Counts};
@@ -11,7 +11,7 @@ use super::{CheckedRule, Counts};
 pub(super) struct TokenBucket {
     /// The whole tokens that a full bucket has and this one has not; more than the burst is debt.
     missing: u64,
-    /// What has come of the next token, in parts of d: below d, and 0 when the bucket is full.
+    /// What has come of the next token, in parts of 1/d: below d, and 0 when the bucket is full.
     fraction: u64,
     /// The moment up to which tokens have come in.
     at_ms: u64,
@@ -97,7 +97,7 @@ impl Counts for TokenBucket {
         // The level stays: the old burst less what was missing is the new burst less what will be.
         let missing = self.missing.saturating_add(to.burst()).saturating_sub(from.burst());
         self.missing = missing.min(to.most_used());
-        // Parts of another d are given up, which is less than a token.
+        // Parts of another 1/d are given up, which is less than a token.
         if self.missing == 0 || from.rate().1 != to.rate().1 {
             self.fraction = 0;
         }

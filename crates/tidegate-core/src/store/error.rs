@@ -2,8 +2,8 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-use super::{Capability, RuleKey};
-use crate::Invalid;
+use super::Capability;
+use crate::{Invalid, rule::RuleKey};
 
 /// Why a store did not do what it was asked. Nothing has been changed, except where it says that it is not known.
 #[derive(Clone, Debug, thiserror::Error)]

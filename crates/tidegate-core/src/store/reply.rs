@@ -1,8 +1,6 @@
 //! What a store answers.
 
-use crate::{Epoch, Token, time::Moment};
-
-use super::RuleKey;
+use crate::{Epoch, Token, rule::RuleKey, time::Moment};
 
 /// An answer, with what every answer carries.
 #[derive(Clone, PartialEq, Eq, Debug)]

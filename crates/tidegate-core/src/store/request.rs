@@ -1,10 +1,14 @@
 //! What a store is asked.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use crate::{Epoch, Identity, Invalid, Name, Token, time::Moment};
+use crate::{
+    Epoch, Identity, Invalid, Name, Policy, Token,
+    rule::{CheckedRule, RuleKey},
+    time::Moment,
+};
 
-use super::Limit;
+use super::{Limit, StoreError};
 
 /// The most jobs of one `acquire`.
 pub const MOST_JOBS: usize = 512;
@@ -35,24 +39,6 @@ impl Outcome {
     }
 }
 
-/// The key of a rule: `named:{name}`, or `{algorithm}:{interval_ms}` for one without a name. A cheap clone.
-///
-/// Spec: RU-1.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RuleKey(pub Arc<str>);
-
-impl fmt::Display for RuleKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for RuleKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
 /// What a job spends in each rule: one cost for all, and others for named rules.
 ///
 /// Spec: RU-2.
@@ -75,6 +61,35 @@ impl Costs {
     pub fn of(&self, rule: Option<&Name>) -> u64 {
         let named = rule.and_then(|rule| self.named.iter().find(|(name, _)| name == rule));
         named.map_or(self.each, |(_, cost)| *cost)
+    }
+
+    /// Checks the costs of job `index`: names against the policy that the job was written for, amounts against the one
+    /// that decides.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that no rule has, or that is there twice; `CostExceedsLimit` for a cost that cannot ever fit.
+    pub fn check(&self, offered: &Policy, deciding: &Policy, index: usize) -> Result<(), StoreError> {
+        for (at, (name, cost)) in self.named.iter().enumerate() {
+            let refused = |allowed| Err(Invalid::new(format!("cost of {name}"), cost, allowed).into());
+            if !offered.rules().iter().any(|rule| rule.name() == Some(name)) {
+                return refused("a cost for a rule that the policy has");
+            }
+            if self.named.iter().take(at).any(|(earlier, _)| earlier == name) {
+                return refused("one cost for each rule");
+            }
+        }
+        for rule in deciding.rules() {
+            let cost = self.of(rule.name());
+            if cost > rule.most() {
+                return Err(StoreError::CostExceedsLimit {
+                    index,
+                    rule: rule.key().clone(),
+                    cost,
+                    most: rule.most(),
+                });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -117,6 +132,39 @@ pub struct ScopedJob {
     pub costs: Costs,
     /// One identity for every scope that a rule of the policy uses.
     pub scopes: Vec<(Name, Identity)>,
+}
+
+impl ScopedJob {
+    /// The identity that this job names for a rule; none for a rule without a scope.
+    pub fn identity(&self, rule: &CheckedRule) -> Option<&Identity> {
+        let scope = rule.scope()?;
+        self.scopes.iter().find(|(name, _)| name == scope).map(|(_, identity)| identity)
+    }
+
+    /// Checks a job's identities: none twice, none that the policy it was written for does not use, none missing for the
+    /// one that decides.
+    ///
+    /// # Errors
+    /// `Invalid` for the first scope that is not right.
+    pub fn check_scopes(&self, offered: &Policy, deciding: &Policy) -> Result<(), StoreError> {
+        for (at, (scope, identity)) in self.scopes.iter().enumerate() {
+            let refused = |allowed| Err(Invalid::new(format!("scope {scope}"), identity, allowed).into());
+            if self.scopes.iter().take(at).any(|(earlier, _)| earlier == scope) {
+                return refused("one identity for each scope");
+            }
+            if !offered.rules().iter().any(|rule| rule.scope() == Some(scope)) {
+                return refused("a scope that a rule of the policy uses");
+            }
+        }
+        for scope in deciding.rules().iter().filter_map(CheckedRule::scope) {
+            if !self.scopes.iter().any(|(named, _)| named == scope) {
+                return Err(
+                    Invalid::new(format!("scope {scope}"), "none", "one identity for each job").into()
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Jobs with identities, in order.

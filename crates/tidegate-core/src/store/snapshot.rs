@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use super::{Limit, RuleKey};
-use crate::{Epoch, Id, Name, Policy};
+use super::{Limit, MOST_TOKENS, StoreError};
+use crate::{Epoch, Id, Invalid, Name, Policy, rule::RuleKey};
 
 /// A page of a longer list.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,4 +50,16 @@ pub struct RuleLevel {
     pub level: Option<i64>,
     /// How many identities have a level of their own.
     pub identities: usize,
+}
+
+/// Checks the size of a page: 1 to 1,000.
+///
+/// # Errors
+/// `Invalid` for another.
+pub fn page_size(most: usize) -> Result<(), StoreError> {
+    if (1..=MOST_TOKENS).contains(&most) {
+        Ok(())
+    } else {
+        Err(Invalid::new("most", most, "1 to 1000").into())
+    }
 }

@@ -14,8 +14,8 @@ const DOTS_WIDE: usize = 2;
 const DOTS_HIGH: usize = 4;
 /// Columns left of the plot: a label and the axis.
 const MARGIN: usize = 6;
-/// The smallest terminal that the chart fits into.
-const SMALLEST: (u16, u16) = (40, 18);
+/// The smallest terminal that the chart fits into, in columns and rows.
+const SMALLEST: (u16, u16) = (40, 20);
 
 /// What a frame of the chart shows.
 #[derive(Debug, Clone)]
@@ -47,13 +47,14 @@ enum Ink {
 }
 
 impl Ink {
+    /// Colours that can be read on light and on dark.
     fn colour(self) -> Option<style::Color> {
         match self {
             Self::Plain => None,
             Self::Faint => Some(style::Color::DarkGrey),
-            Self::Limit => Some(style::Color::Cyan),
-            Self::Ceiling => Some(style::Color::Yellow),
-            Self::Throttle => Some(style::Color::Red),
+            Self::Limit => Some(style::Color::DarkCyan),
+            Self::Ceiling => Some(style::Color::DarkYellow),
+            Self::Throttle => Some(style::Color::DarkRed),
         }
     }
 }
@@ -256,11 +257,8 @@ impl Plot {
 
 /// A moment in seconds, with a fraction only where it has one.
 fn seconds(moment: Duration) -> String {
-    if moment.subsec_nanos() == 0 {
-        format!("{}s", moment.as_secs())
-    } else {
-        format!("{:.2}s", moment.as_secs_f64())
-    }
+    let text = format!("{:.2}", moment.as_secs_f64());
+    format!("{}s", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 /// Cells of braille dots, each cell with the ink of the last dot set in it.
@@ -369,6 +367,14 @@ mod tests {
             .map(|(x, _)| x)
             .collect();
         assert_eq!(marks, [0, 20, 39]);
+    }
+
+    #[test]
+    fn moments_are_short() {
+        assert_eq!(seconds(Duration::ZERO), "0s");
+        assert_eq!(seconds(SECOND * 100), "100s");
+        assert_eq!(seconds(SECOND * 15 / 2), "7.5s");
+        assert_eq!(seconds(SECOND * 15 / 4), "3.75s");
     }
 
     fn is_dots(sign: char) -> bool {

@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const REST_AFTER_FAILURE: Duration = Duration::from_millis(100);
 /// How long the store may take until it has all leases back.
 const GIVE_BACK: Duration = Duration::from_secs(5);
+/// Throttled calls closer together than this are one mark.
+const THROTTLES_APART: Duration = Duration::from_millis(10);
 
 /// How a fleet is set up.
 #[derive(Debug, Clone)]
@@ -200,7 +202,7 @@ impl Fleet {
             calls,
             timeouts: self.log.timeouts.load(Ordering::Relaxed),
             leases_left: all_back(&self.store).await,
-            last_failure: self.log.last_failure.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            last_failure: locked(&self.log.last_failure).take(),
         }
     }
 }
@@ -259,7 +261,7 @@ impl Log {
         locked(&self.limits).clone()
     }
 
-    /// When calls were throttled.
+    /// When calls were throttled, as far as moments can be told apart in a picture.
     pub(super) fn throttles(&self) -> Vec<Duration> {
         locked(&self.throttles).clone()
     }
@@ -277,7 +279,10 @@ impl Log {
         let counter = match answer {
             Answer::Ok => &self.ok,
             Answer::Throttled => {
-                locked(&self.throttles).push(at);
+                let mut throttles = locked(&self.throttles);
+                if throttles.last().is_none_or(|&last| at >= last + THROTTLES_APART) {
+                    throttles.push(at);
+                }
                 &self.throttled
             }
             Answer::Failed => &self.failed,

@@ -101,7 +101,7 @@ fn svg(picture: &Picture<'_>) -> String {
     let turned = format!("transform=\"rotate(-90 16 {middle})\"");
     out.text(16.0, middle, "middle", &turned, "calls at once");
 
-    out.path("throttled", "#d1242f", "stroke-width=\"1.2\"", &frame.marks(picture.throttles, picture.span));
+    out.path("throttled", "#d1242f", "stroke-width=\"2\"", &frame.marks(picture.throttles, picture.span));
     if let Some(ceiling) = picture.ceiling {
         let steps = ceiling.steps();
         out.path("ceiling", "#b7791f", "stroke-width=\"2\" stroke-dasharray=\"7 5\"", &frame.stairs(&steps));
@@ -134,14 +134,7 @@ fn legend(out: &mut Document, ceiling: bool) {
             150.0,
         );
     }
-    entry(
-        "throttled",
-        "#d1242f",
-        "stroke-width=\"1.2\"",
-        "41m8 0v10m4 -10v10m6 -10v10",
-        "throttled call",
-        0.0,
-    );
+    entry("throttled", "#d1242f", "stroke-width=\"2\"", "41m8 0v10m4 -10v10m6 -10v10", "throttled call", 0.0);
 }
 
 /// A document that is written line by line.

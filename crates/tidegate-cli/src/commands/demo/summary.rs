@@ -157,7 +157,7 @@ impl Display for Report {
         )?;
         let rate = format!("{:.0} per second", ratio(real(self.ok), seconds));
         row(f, "served", grouped(self.ok), rate)?;
-        let share = format!("{} of all calls were over the ceiling", percent(self.throttled_ratio));
+        let share = format!("{} of all calls", percent(self.throttled_ratio));
         row(f, "throttled", grouped(self.throttled), share)?;
         let why = self.last_failure.as_ref().map(|why| format!("the last one: {why}")).unwrap_or_default();
         row(f, "failed", grouped(self.failed), why)?;
@@ -175,16 +175,12 @@ impl Display for Report {
             let ceiling = if first == highest {
                 format!("calls at once at most, under a ceiling of {first}")
             } else {
-                format!(
-                    "calls at once at most, under a ceiling of {first} at first and {highest} at its highest"
-                )
+                format!("calls at once at most, under a ceiling of at most {highest}")
             };
             row(f, "provider", grouped(most), ceiling)?;
         }
-        let wait = format!(
-            "half of the calls waited no longer for a lease; 99 % no longer than {:.1} ms",
-            self.acquire_wait_ms.p99
-        );
+        let wait =
+            format!("for a lease at the median, {:.1} ms at the 99th percentile", self.acquire_wait_ms.p99);
         row(f, "wait", format!("{:.1} ms", self.acquire_wait_ms.p50), wait)?;
         if self.timeouts > 0 {
             row(
@@ -280,7 +276,7 @@ mod tests {
         assert_eq!(report.fault(), None);
         let text = report.to_string();
         assert!(text.contains("goodput           75.0 %"), "{text}");
-        assert!(text.contains("ceiling of 2 at first and 4 at its highest"), "{text}");
+        assert!(text.contains("4   calls at once at most, under a ceiling of at most 4"), "{text}");
     }
 
     #[test]
