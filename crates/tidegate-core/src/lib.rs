@@ -30,7 +30,7 @@ pub use rule::{Rule, RuleKey};
 pub use store::{
     Acquire, AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, Costs, Denial,
     Exchange, ExchangeReply, Grant, HandOver, Head, Job, Limit, Line, Listener, Observation, Operators,
-    Outcome, Page, PauseReply, Queue, Release, Renewal, Renewed, Reply, Restore, RuleKey, RuleLevel,
-    ScopedDenial, ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Sequence, Settled, Settlement,
-    Snapshot, Store, StoreError, Subscription, SyncPath, Wake,
+    Outcome, Page, PauseReply, Queue, Release, Renewal, Renewed, Reply, Restore, RuleLevel, ScopedDenial,
+    ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Sequence, Settled, Settlement, Snapshot, Store,
+    StoreError, Subscription, SyncPath, Wake,
 };

@@ -504,22 +504,21 @@ impl IdModel {
     fn sweep_items(&mut self, now_ms: u64) {
         for _ in 0..SWEPT_ITEMS {
             let Some(item) = self.due.pop(now_ms) else { return };
-            let again = match &item {
+            match item {
                 Item::Level { generation, identity } => {
                     let pinned = self.life.as_mut().and_then(|life| life.pinned.as_mut());
-                    pinned.and_then(|pinned| pinned.levels.forget_resting(*generation, identity, now_ms))
-                }
-                Item::Answer(driver) => {
-                    let until_ms =
-                        self.answers.get(driver).map(|kept| kept.until_ms).filter(|until| *until > now_ms);
-                    if until_ms.is_none() {
-                        self.answers.remove(driver);
+                    let again =
+                        pinned.and_then(|pinned| pinned.levels.forget_resting(generation, &identity, now_ms));
+                    if let Some((at_ms, generation)) = again {
+                        self.due.put(at_ms, Item::Level { generation, identity });
                     }
-                    until_ms
                 }
-            };
-            if let Some(at_ms) = again {
-                self.due.put(at_ms, item);
+                Item::Answer(driver) => match self.answers.get(&driver).map(|kept| kept.until_ms) {
+                    Some(until_ms) if until_ms > now_ms => self.due.put(until_ms, Item::Answer(driver)),
+                    _ => {
+                        self.answers.remove(&driver);
+                    }
+                },
             }
         }
     }
