@@ -22,6 +22,12 @@ impl Invalid {
     pub fn new(option: impl Into<String>, given: impl fmt::Debug, allowed: impl Into<String>) -> Self {
         Self { option: option.into(), given: shortened(&format!("{given:?}")), allowed: allowed.into() }
     }
+
+    /// The same under another option's name.
+    #[must_use]
+    pub fn of(self, option: impl Into<String>) -> Self {
+        Self { option: option.into(), ..self }
+    }
 }
 
 /// The longest part of a given value that an error repeats, in characters.

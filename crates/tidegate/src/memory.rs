@@ -12,11 +12,10 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, DriverId, Exchange, ExchangeReply, HandOver, Id,
-    IdModel, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy, Release, Renewal, Renewed,
-    Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, Store, StoreError, Subscription, SyncPath,
-    Token, store,
-    time::Moment,
+    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, DriverId, Exchange, ExchangeReply,
+    HandOver, Id, IdModel, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy,
+    Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot,
+    Store, StoreError, Subscription, SyncPath, Token, store, time::Moment,
 };
 
 use crate::clock::{Clock, Pace, SystemClock};
@@ -126,7 +125,10 @@ impl fmt::Debug for MemoryStore {
 
 impl One {
     /// One step on the id; what is to be pushed is pushed when the lock is free again.
-    fn step<T>(&self, step: impl FnOnce(&mut IdModel, Moment) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    fn step<T>(
+        &self,
+        step: impl FnOnce(&mut IdModel, Moment) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let mut guarded = self.guarded.lock();
         let now = self.clock.now();
         let answer = step(&mut guarded.model, now);
@@ -143,10 +145,13 @@ impl One {
         for (to, wake) in wakes {
             match to {
                 Some(driver) => {
-                    pushes.extend(guarded.listeners.get(&driver).map(|listener| (Arc::clone(listener), wake)));
+                    pushes
+                        .extend(guarded.listeners.get(&driver).map(|listener| (Arc::clone(listener), wake)));
                 }
                 None => {
-                    pushes.extend(guarded.listeners.values().map(|listener| (Arc::clone(listener), wake.clone())));
+                    pushes.extend(
+                        guarded.listeners.values().map(|listener| (Arc::clone(listener), wake.clone())),
+                    );
                 }
             }
         }
@@ -235,7 +240,11 @@ impl SyncPath for One {
         self.step(|model, now| model.acquire(now, member, request))
     }
 
-    fn acquire_scoped(&self, member: &Member, request: &ScopedRequest) -> Result<Reply<ScopedReply>, StoreError> {
+    fn acquire_scoped(
+        &self,
+        member: &Member,
+        request: &ScopedRequest,
+    ) -> Result<Reply<ScopedReply>, StoreError> {
         let answer = self.step(|model, now| model.acquire_scoped(now, member, request));
         self.look_after();
         answer
@@ -271,7 +280,11 @@ impl Store for MemoryStore {
         Box::pin(self.step(id, IdModel::resume))
     }
 
-    fn acquire_scoped<'a>(&'a self, member: &'a Member, request: &'a ScopedRequest) -> Answer<'a, ScopedReply> {
+    fn acquire_scoped<'a>(
+        &'a self,
+        member: &'a Member,
+        request: &'a ScopedRequest,
+    ) -> Answer<'a, ScopedReply> {
         Box::pin(std::future::ready(self.one(&member.id).acquire_scoped(member, request)))
     }
 
@@ -367,7 +380,10 @@ impl Operators for MemoryStore {
         if forgotten.is_ok() {
             // What nobody has a hand on any more is not even kept as an empty place.
             let mut ids = self.inner.ids.write();
-            if ids.get(id).is_some_and(|one| Arc::strong_count(one) == 1 && one.guarded.lock().model.is_empty()) {
+            if ids
+                .get(id)
+                .is_some_and(|one| Arc::strong_count(one) == 1 && one.guarded.lock().model.is_empty())
+            {
                 ids.remove(id);
             }
         }

@@ -11,11 +11,14 @@ mod summary;
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hyper::Uri;
 use tokio::net::TcpStream;
+use tokio::time;
 
 use self::fleet::{Fleet, Setup};
 use self::plot::Picture;
@@ -127,42 +130,24 @@ impl Plan {
 
         let mut progress =
             Progress::open(self.title(), self.setup.run_for, self.schedule().cloned(), self.json);
-        let end = tokio::time::Instant::from_std(start + self.setup.run_for);
-        let mut ctrl_c = std::pin::pin!(tokio::signal::ctrl_c());
-        let mut ticks = tokio::time::interval_at(
-            tokio::time::Instant::from_std(start) + progress.pace(),
-            progress.pace(),
-        );
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let shown = loop {
-            tokio::select! {
-                biased;
-                _ = &mut ctrl_c => break Ok(Exit::Interrupted),
-                () = tokio::time::sleep_until(end) => break Ok(Exit::Done),
-                _ = ticks.tick() => {}
-            }
-            if let Err(error) = progress.show(start.elapsed(), &fleet) {
-                break Err(error);
-            }
-        };
+        let shown = watch(&fleet, &mut progress, start, self.setup.run_for).await;
         let lasted = start.elapsed().min(self.setup.run_for);
-        let shown = shown.and_then(|exit| progress.show(lasted, &fleet).map(|()| exit));
         if matches!(shown, Ok(Exit::Interrupted)) {
             tokio::spawn(leave_at_once());
         }
 
         // Whatever happened, all that was started ends first.
-        let log = std::sync::Arc::clone(fleet.log());
+        let log = Arc::clone(fleet.log());
         let ended = fleet.end(GRACE).await;
         let counts = match provider {
             Some(provider) => Some(provider.stop().await),
             None => None,
         };
-        let exit = shown?;
-        self.tell(exit, lasted, counts, &log, ended)
+        let exit = shown.context("stdout cannot be written to")?;
+        self.tell(exit, lasted, counts, &log, ended?)
     }
 
-    /// Prints the result and draws the plot.
+    /// Prints the result, then draws the plot.
     fn tell(
         &self,
         exit: Exit,
@@ -179,6 +164,12 @@ impl Plan {
         };
         let limits = log.limits();
         let report = Report::new(self.setup.workers, lasted, known.as_ref(), &limits, ended);
+        let text = if self.json {
+            serde_json::to_string(&report)?
+        } else {
+            format!("\n{report}").trim_end().to_owned()
+        };
+        output::print(&format!("{text}\n")).context("stdout cannot be written to")?;
         if let Some(path) = &self.plot {
             let picture = Picture {
                 title: &self.title(),
@@ -189,12 +180,6 @@ impl Plan {
             };
             plot::write(path, &picture).with_context(|| format!("the plot {}", path.display()))?;
         }
-        let text = if self.json {
-            serde_json::to_string(&report)?
-        } else {
-            format!("\n{report}").trim_end().to_owned()
-        };
-        output::print(&format!("{text}\n"))?;
         match report.fault() {
             Some(fault) => {
                 output::note(&format!("error: {fault}"));
@@ -225,11 +210,35 @@ impl Plan {
     }
 }
 
+/// Shows the fleet until the end of the run, or Ctrl-C.
+async fn watch(
+    fleet: &Fleet,
+    progress: &mut Progress,
+    start: Instant,
+    run_for: Duration,
+) -> io::Result<Exit> {
+    let begun = time::Instant::from_std(start);
+    let mut ticks = time::interval_at(begun + progress.pace(), progress.pace());
+    ticks.set_missed_tick_behavior(time::MissedTickBehavior::Skip);
+    let mut end = pin!(time::sleep_until(begun + run_for));
+    let mut ctrl_c = pin!(tokio::signal::ctrl_c());
+    let exit = loop {
+        tokio::select! {
+            biased;
+            _ = &mut ctrl_c => break Exit::Interrupted,
+            () = &mut end => break Exit::Done,
+            _ = ticks.tick() => progress.show(start.elapsed(), fleet)?,
+        }
+    };
+    progress.show(start.elapsed().min(run_for), fleet)?;
+    Ok(exit)
+}
+
 /// Whether anyone listens at `url`. It makes no call.
 async fn reach(url: &Uri) -> io::Result<()> {
     let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let connect = TcpStream::connect((host, url.port_u16().unwrap_or(80)));
-    match tokio::time::timeout(CALL_TIMEOUT, connect).await {
+    match time::timeout(CALL_TIMEOUT, connect).await {
         Ok(connected) => connected.map(drop),
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
     }

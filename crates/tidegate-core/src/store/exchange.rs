@@ -152,14 +152,14 @@ impl Exchange {
         *self == Self { sequence: self.sequence, ..Self::default() }
     }
 
-    /// Checks an answer against the contract.
+    /// Checks an answer against the contract. `leased` says whether a lease belongs to each grant, where that is known.
     ///
     /// # Errors
     /// `Unavailable` with [`Cause::Broken`], for an index twice or missing, more grants than jobs, a token twice, a hint
     /// of zero, a grant during a pause, or parts that do not match.
     ///
     /// Spec: UN-1.
-    pub fn check(&self, leased: bool, reply: &Reply<ExchangeReply>) -> Result<(), StoreError> {
+    pub fn check(&self, leased: Option<bool>, reply: &Reply<ExchangeReply>) -> Result<(), StoreError> {
         let broken = |what: &str| Err(StoreError::unavailable(Cause::Broken, what));
         let body = &reply.body;
         if body.acquired.len() != self.acquires.len() {
@@ -189,7 +189,7 @@ impl Exchange {
             let Ok(acquired) = acquired else { continue };
             check_acquired(asked, acquired, reply.head.paused_ms > 0).or_else(broken)?;
             for (_, grant) in acquired.grants() {
-                if grant.lease.is_some() != leased {
+                if leased.is_some_and(|leased| grant.lease.is_some() != leased) {
                     return broken("a lease with each grant where concurrency is bounded, and nowhere else");
                 }
                 tokens.extend(grant.lease);

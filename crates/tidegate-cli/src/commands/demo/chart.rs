@@ -145,7 +145,7 @@ fn frame(scene: &Scene<'_>, columns: usize) -> Vec<Line> {
 
     let mut lines = vec![vec![(scene.title.to_owned(), Ink::Plain)]];
     for row in 0..ROWS {
-        let mut line = vec![(label(row, top), Ink::Plain), ("│".to_owned(), Ink::Faint)];
+        let mut line = vec![(plot.label(row), Ink::Plain), ("│".to_owned(), Ink::Faint)];
         line.extend(canvas.row(row));
         lines.push(line);
     }
@@ -155,19 +155,6 @@ fn frame(scene: &Scene<'_>, columns: usize) -> Vec<Line> {
     lines.push(vec![(format!("  {}", scene.status), Ink::Plain)]);
     lines.push(legend(scene.ceiling.is_some()));
     lines
-}
-
-/// The label of a row of the plot: the top, the middle and the bottom have one.
-fn label(row: usize, top: u32) -> String {
-    let value = match row {
-        0 => Some(top),
-        // The middle of the plot is the upper edge of this row.
-        r if r == ROWS / 2 => Some(top / 2),
-        r if r == ROWS - 1 => Some(0),
-        _ => None,
-    };
-    let text = value.map(|value| value.to_string()).unwrap_or_default();
-    format!("{text:>w$} ", w = MARGIN - 2)
 }
 
 fn legend(ceiling: bool) -> Line {
@@ -203,6 +190,15 @@ impl Plot {
         let dots = u64::try_from(ROWS * DOTS_HIGH - 1).unwrap_or(u64::MAX);
         let dot = (u64::from(value) * dots + u64::from(self.top) / 2) / u64::from(self.top.max(1));
         usize::try_from(dot).unwrap_or(usize::MAX)
+    }
+
+    /// The label of a row, counted from the top: the top, the middle and the bottom have one.
+    fn label(&self, row: usize) -> String {
+        let here = |value: &u32| {
+            (ROWS * DOTS_HIGH - 1).checked_sub(self.y(*value)).map(|dot| dot / DOTS_HIGH) == Some(row)
+        };
+        let text = [self.top, self.top / 2, 0].iter().find(|value| here(value)).map(u32::to_string);
+        format!("{:>w$} ", text.unwrap_or_default(), w = MARGIN - 2)
     }
 
     /// Walks over a line of steps up to `until`: for each column of dots, the lowest and the highest dot.

@@ -1,10 +1,10 @@
 //! The fleet: workers that call a provider as fast as they are let, all bounded by one adaptive semaphore.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper::header::{HeaderMap, RETRY_AFTER};
@@ -13,7 +13,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate::{
-    Acquire, AcquireError, AdaptiveSemaphore, Aimd, Growth, Lease, MemoryStore, Outcome, Release,
+    Acquire, AcquireError, AdaptiveSemaphore, Aimd, Growth, Id, Lease, MemoryStore, Operators as _, Outcome,
+    Release,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -179,7 +180,11 @@ impl Fleet {
     }
 
     /// Ends it: no new calls, `grace` for those under way, then everything goes back to the store.
-    pub(super) async fn end(mut self, grace: Duration) -> Ended {
+    ///
+    /// # Errors
+    ///
+    /// A worker stopped before the end, or the store did not say what it holds.
+    pub(super) async fn end(mut self, grace: Duration) -> anyhow::Result<Ended> {
         self.phase.send_replace(Phase::Finish);
         let mut calls = Vec::new();
         let cut = tokio::time::sleep(grace);
@@ -188,7 +193,7 @@ impl Fleet {
             tokio::select! {
                 done = self.workers.join_next() => match done {
                     Some(Ok(of_one)) => calls.extend(of_one),
-                    Some(Err(error)) => self.log.failure(format!("a worker broke: {error}")),
+                    Some(Err(error)) => self.log.broken(error.to_string()),
                     None => break,
                 },
                 () = &mut cut, if *self.phase.borrow() == Phase::Finish => {
@@ -198,31 +203,36 @@ impl Fleet {
         }
         self.semaphore.flush().await;
         self.semaphore.close().await;
-        Ended {
+        if let Some(why) = locked(&self.log.broken).take() {
+            bail!("a worker stopped: {why}");
+        }
+        Ok(Ended {
             calls,
             timeouts: self.log.timeouts.load(Ordering::Relaxed),
-            leases_left: all_back(&self.store).await,
+            leases_left: all_back(&self.store).await?,
             last_failure: locked(&self.log.last_failure).take(),
-        }
+        })
     }
 }
 
 /// How many leases the store still holds, once none is left or it had its time. The slot of a throttled call
 /// rests before it is free again.
-async fn all_back(store: &MemoryStore) -> u32 {
+async fn all_back(store: &MemoryStore) -> anyhow::Result<u32> {
+    let id = Id::new(ID)?;
     let until = Instant::now() + GIVE_BACK;
     loop {
-        let left = leases_left(store).await;
+        let left = leases_left(store, &id).await?;
         if left == 0 || Instant::now() >= until {
-            return left;
+            return Ok(left);
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// How many leases of the demo's id the store holds now.
-async fn leases_left(store: &MemoryStore) -> u32 {
-    store.stub_leases().await
+/// How many leases of `id` the store holds now, those that rest too.
+async fn leases_left(store: &MemoryStore, id: &Id) -> anyhow::Result<u32> {
+    let snapshot = store.snapshot(id).await.context("the store did not say what it holds")?;
+    Ok(snapshot.body.map_or(0, |snapshot| snapshot.held))
 }
 
 /// What the fleet writes down while it runs.
@@ -235,6 +245,8 @@ pub(super) struct Log {
     failed: AtomicU64,
     timeouts: AtomicU64,
     last_failure: Mutex<Option<String>>,
+    /// Why a worker stopped before the end.
+    broken: Mutex<Option<String>>,
 }
 
 /// What is written by one statement is whole, so a panic elsewhere has not torn it.
@@ -253,6 +265,7 @@ impl Log {
             failed: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             last_failure: Mutex::default(),
+            broken: Mutex::default(),
         }
     }
 
@@ -294,6 +307,10 @@ impl Log {
     fn failure(&self, why: String) {
         *locked(&self.last_failure) = Some(why);
     }
+
+    fn broken(&self, why: String) {
+        *locked(&self.broken) = Some(why);
+    }
 }
 
 /// One worker.
@@ -333,14 +350,7 @@ impl Worker {
                     continue;
                 }
                 Err(error) => {
-                    let mut why = format!("no lease: {error}");
-                    let mut cause = std::error::Error::source(&error);
-                    while let Some(error) = cause {
-                        // Writing into a string cannot fail.
-                        let _ = write!(why, ": {error}");
-                        cause = error.source();
-                    }
-                    self.log.failure(why);
+                    self.log.broken(format!("{:#}", anyhow::Error::from(error)));
                     break;
                 }
             };
@@ -359,6 +369,8 @@ impl Worker {
             () = reached(&mut phase, Phase::Cut) => Reply::Cut,
             reply = self.call() => reply,
         };
+        // A lease that was lost meanwhile, to a suspended machine, was held for certain at its grant only.
+        let live = lease.is_live();
         let released = self.log.now();
         let answer = match reply {
             Reply::Ok => {
@@ -393,7 +405,8 @@ impl Worker {
                 () = tokio::time::sleep(REST_AFTER_FAILURE) => {}
             }
         }
-        let lease = fence.map(|fence| Held { fence, limit, granted, released });
+        let released_at = if live { released } else { granted };
+        let lease = fence.map(|fence| Held { fence, limit, granted, released: released_at });
         Call { waited: granted.saturating_sub(asked), lease, answered: released, answer }
     }
 

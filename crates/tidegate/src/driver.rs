@@ -1,0 +1,392 @@
+//! One driver per primitive: the queue of this process for an id, and all that goes between it and the store.
+//!
+//! Everything that changes is behind one lock, which is never held across an await. Callers enqueue and cancel under it;
+//! a task does what takes time: exchanges with a remote store, timers, what the store pushes. On a store that decides
+//! without waiting, callers decide for themselves, under the same lock, and the task only keeps time.
+//!
+//! ```text
+//! caller ── acquire ──► line ──► exchange: [releases · settlements · acquires] ──► store
+//!    ▲                    ▲                                                          │
+//!    └────── permit ◄─────┴─────────────── grants, hints, limit, pause ◄─────────────┘
+//! ```
+//!
+//! Lock order: a driver's lock, then an id's lock in the memory store; never the other way. What a store pushes lands in
+//! an inbox with a lock of its own.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tidegate_core::{
+    AcquireRequest, Costs, Job, Line as LineState, Listener, Member, Name, Policy, Reply, ScopedJob, Store,
+    StoreError, Wake, store::PauseReply,
+};
+use tokio::sync::{Notify, broadcast};
+
+use crate::{
+    AcquireError, LastCause, background,
+    clock::{Clock, Pace},
+    event::Event,
+    hooks::Hooks,
+    link::Link,
+};
+
+mod acquiring;
+mod apply;
+mod local;
+mod notice;
+mod outbox;
+mod permit;
+mod queue;
+mod renew;
+mod run;
+mod state;
+
+pub(crate) use acquiring::Acquiring;
+pub(crate) use local::Fallback;
+pub(crate) use permit::Permit;
+
+use notice::Notice;
+use state::{State, Waiter};
+
+/// What a driver is built from.
+pub(crate) struct Config {
+    pub(crate) member: Member,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) op_timeout: Duration,
+    pub(crate) fallback: Option<Fallback>,
+    /// How many permits this process may hold at once, whatever the fleet does.
+    pub(crate) local_limit: Option<u32>,
+    pub(crate) max_queue: usize,
+    pub(crate) fail_fast: bool,
+    pub(crate) hooks: Hooks,
+}
+
+/// What a caller asks for.
+pub(crate) struct Ask {
+    pub(crate) job: Arc<ScopedJob>,
+    pub(crate) class: Option<Name>,
+    pub(crate) priority: i32,
+    /// Zero is one try.
+    pub(crate) timeout: Duration,
+}
+
+/// This process's view.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) limit: u32,
+    pub(crate) in_flight: u32,
+    pub(crate) waiting: u32,
+    pub(crate) by_class: Vec<(Option<Name>, u32, u32)>,
+    pub(crate) paused_for: Duration,
+    pub(crate) away: bool,
+    pub(crate) granted: u64,
+    pub(crate) denied: [u64; 3],
+}
+
+pub(crate) struct Driver {
+    me: Weak<Self>,
+    pub(crate) member: Member,
+    link: Link,
+    clock: Arc<dyn Clock>,
+    op_timeout: Duration,
+    fallback: Option<Fallback>,
+    local_limit: Option<u32>,
+    max_queue: usize,
+    fail_fast: bool,
+    hooks: Hooks,
+    state: Mutex<State>,
+    /// What the store pushed and nobody has looked at.
+    inbox: Mutex<Vec<Wake>>,
+    /// Something for the task to do.
+    bell: Notify,
+    /// Something was delivered.
+    delivered: Notify,
+    handles: AtomicUsize,
+    events: broadcast::Sender<Event>,
+    /// A request for one job of unit cost, per tier, so that the common case builds nothing: one that tries, one that
+    /// waits.
+    singles: Vec<[AcquireRequest; 2]>,
+    unit: Arc<ScopedJob>,
+}
+
+/// How many events a slow reader may fall behind.
+const EVENTS_KEPT: usize = 256;
+
+impl Driver {
+    pub(crate) fn new(config: Config, store: Arc<dyn Store>) -> Arc<Self> {
+        let Config { member, clock, op_timeout, fallback, local_limit, max_queue, fail_fast, hooks } = config;
+        let link = Link::new(store, &member, Arc::clone(&clock), op_timeout);
+        let singles = (0..=member.policy.classes().len()).map(|tier| singles(&member.policy, tier)).collect();
+        let state = State::new(&member);
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            link,
+            clock,
+            op_timeout,
+            fallback,
+            local_limit,
+            max_queue,
+            fail_fast,
+            hooks,
+            state: Mutex::new(state),
+            inbox: Mutex::default(),
+            bell: Notify::new(),
+            delivered: Notify::new(),
+            handles: AtomicUsize::new(0),
+            events: broadcast::Sender::new(EVENTS_KEPT),
+            singles,
+            unit: Arc::new(ScopedJob { costs: Costs::default(), scopes: Vec::new() }),
+            member,
+        })
+    }
+
+    /// The job of unit cost, without scopes.
+    pub(crate) fn unit_job(&self) -> Arc<ScopedJob> {
+        Arc::clone(&self.unit)
+    }
+
+    pub(crate) fn hooks(&self) -> &Hooks {
+        &self.hooks
+    }
+
+    pub(crate) fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Asks for a permit. Everything that needs no waiting is done by the first poll.
+    pub(crate) fn acquire(self: &Arc<Self>, ask: Ask) -> Acquiring {
+        Acquiring::new(Arc::clone(self), ask)
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let now = self.clock.now();
+        self.lock().view(&self.member.policy, now)
+    }
+
+    /// Stops acquires of this handle and its clones: those that wait end with `Closed`, later ones are refused.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        if !state.closed {
+            state.closed = true;
+            let keys: Vec<usize> = state.waiters.iter().map(|(key, _)| key).collect();
+            for key in keys {
+                state.resolve(key, Err(AcquireError::Closed { id: self.member.id.clone() }));
+            }
+        }
+        self.unlock(state);
+        self.bell.notify_one();
+    }
+
+    /// Completes when the store has all that was handed over so far.
+    pub(crate) async fn flush(&self) {
+        loop {
+            let delivered = self.delivered.notified();
+            tokio::pin!(delivered);
+            delivered.as_mut().enable();
+            if self.is_delivered() {
+                return;
+            }
+            delivered.await;
+        }
+    }
+
+    /// Whether the store has it all; has it delivered where not.
+    fn is_delivered(&self) -> bool {
+        let mut state = self.lock();
+        let delivered = state.is_delivered();
+        if !delivered {
+            self.ensure_running(&mut state);
+            self.bell.notify_one();
+        }
+        self.unlock(state);
+        delivered
+    }
+
+    /// Completes when all is delivered, or when the store has had its time.
+    pub(crate) async fn flush_or_give_up(&self) {
+        let until = self.clock.now().plus(self.op_timeout.saturating_mul(2));
+        tokio::select! {
+            biased;
+            () = self.flush() => {}
+            () = self.clock.sleep_until(until) => {}
+        }
+    }
+
+    /// Looks at the store once, and takes over what it says.
+    pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
+        let exchange = tidegate_core::Exchange::default();
+        let sent = self.clock.now();
+        let answer = self.link.exchange(&self.member, &exchange).await;
+        let mut state = self.lock();
+        let answer = answer.map(|reply| self.take_head(&mut state, &reply.head, sent));
+        self.unlock(state);
+        answer
+    }
+
+    /// Pauses the fleet; this process at once, even when the store is away.
+    pub(crate) async fn pause(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
+        {
+            let mut state = self.lock();
+            let until = self.clock.now().plus(length);
+            self.note_pause(&mut state, until);
+            // Whoever knows of it sets it again, until the store has it.
+            state.unsent_pause = Some(until);
+            self.unlock(state);
+        }
+        let answer = self.link.pause(&self.member, length).await;
+        let mut state = self.lock();
+        match &answer {
+            Ok(reply) => {
+                state.unsent_pause = None;
+                let left = Duration::from_millis(reply.body.left_ms);
+                let until = self.clock.now().plus(left);
+                self.note_pause(&mut state, until);
+            }
+            Err(error) if error.is_unavailable() => {
+                let now = self.clock.now();
+                self.went_away(&mut state, error.clone(), now);
+            }
+            Err(_) => state.unsent_pause = None,
+        }
+        self.unlock(state);
+        answer
+    }
+
+    /// Ends a pause.
+    pub(crate) async fn resume(&self) -> Result<Reply<bool>, StoreError> {
+        {
+            let mut state = self.lock();
+            state.unsent_pause = None;
+            self.note_resumed(&mut state);
+            self.unlock(state);
+        }
+        self.bell.notify_one();
+        let answer = self.link.resume(&self.member).await;
+        let mut state = self.lock();
+        self.note_resumed(&mut state);
+        self.pump(&mut state);
+        self.unlock(state);
+        answer
+    }
+
+    pub(crate) fn add_handle(&self) {
+        self.handles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn drop_handle(&self) {
+        if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Lets go of the lock, then tells whoever is to be told.
+    fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        if state.notices.is_empty() || state.delivering {
+            return;
+        }
+        // One at a time, so that everyone hears of things in the order in which they happened.
+        state.delivering = true;
+        while let Some(notice) = state.notices.pop_front() {
+            drop(state);
+            self.tell(notice);
+            state = self.lock();
+        }
+        state.delivering = false;
+    }
+
+    /// Has a task for this driver, on the caller's runtime or on our own.
+    fn ensure_running(&self, state: &mut State) {
+        if state.running {
+            return;
+        }
+        let Some(me) = self.me.upgrade() else { return };
+        let handle = tokio::runtime::Handle::try_current().ok();
+        let Some(handle) = handle.filter(keeps_time).or_else(|| background::handle().cloned()) else {
+            return;
+        };
+        state.running = true;
+        handle.spawn(run::run(me));
+    }
+
+    /// Has the renewals of this driver running.
+    fn ensure_renewing(&self, state: &mut State) {
+        if state.renewing {
+            return;
+        }
+        let Some(me) = self.me.upgrade() else { return };
+        let handle = match self.clock.pace() {
+            Pace::Real => background::handle().cloned(),
+            Pace::Set => tokio::runtime::Handle::try_current().ok(),
+        };
+        let Some(handle) = handle else { return };
+        state.renewing = true;
+        handle.spawn(renew::renew(me));
+    }
+
+    /// Everything that can be decided without waiting is decided.
+    fn pump(&self, state: &mut State) {
+        while let Some(flight) = self.build(state, self.clock.now()) {
+            let answer = if state.away.is_some() {
+                match state.local.as_mut() {
+                    Some(local) => local.exchange(self.clock.now(), &flight.exchange),
+                    None => return,
+                }
+            } else {
+                match self.link.sync() {
+                    Some(sync) => sync.exchange(&self.member, &flight.exchange),
+                    None => return,
+                }
+            };
+            self.apply(state, &flight, answer);
+        }
+    }
+
+    /// Whether an exchange is decided on the spot: by the store's synchronous path, or by this process alone.
+    fn decides_now(&self, state: &State) -> bool {
+        if state.away.is_some() { state.local.is_some() } else { self.link.sync().is_some() }
+    }
+
+    /// Has what was changed taken up: on the spot where that is possible, else by the task.
+    fn stir(&self, state: &mut State) {
+        if self.decides_now(state) {
+            self.pump(state);
+            // The task keeps the time for whoever still waits.
+            if state.waiters.is_empty() && state.outbox.is_empty() {
+                return;
+            }
+        }
+        self.ensure_running(state);
+        self.bell.notify_one();
+    }
+}
+
+/// Whether a runtime has timers: one without would panic at the first.
+fn keeps_time(handle: &tokio::runtime::Handle) -> bool {
+    let _entered = handle.enter();
+    std::panic::catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
+}
+
+fn singles(policy: &Policy, tier: usize) -> [AcquireRequest; 2] {
+    [0, 1].map(|waiting| AcquireRequest {
+        class: policy.class(tier).cloned(),
+        jobs: vec![Job::default()],
+        line: LineState { waiting, waited_ms: 0 },
+    })
+}
+
+impl Listener for Driver {
+    fn wake(&self, wake: Wake) {
+        self.inbox.lock().push(wake);
+        self.bell.notify_one();
+    }
+}

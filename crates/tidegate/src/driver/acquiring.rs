@@ -1,0 +1,310 @@
+//! The future of one acquire.
+//!
+//! It can be dropped at any moment: a job that waits leaves its line, and a grant that it has not taken goes to the next
+//! that asks for the same, or back to the store at once.
+//!
+//! Spec: AS-8, VA-8.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tidegate_core::{AcquireRequest, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
+
+use super::{
+    Ask, Driver, Permit,
+    state::{Flight, Granted, State},
+};
+use crate::{AcquireError, AcquireResult, LastCause};
+
+/// Waits for a permit.
+#[must_use = "futures do nothing unless polled"]
+pub(crate) struct Acquiring {
+    driver: Arc<Driver>,
+    stage: Stage,
+    tier: usize,
+}
+
+enum Stage {
+    New(Ask),
+    Waiting { key: usize, since: Moment },
+    Done,
+}
+
+impl Acquiring {
+    pub(super) fn new(driver: Arc<Driver>, ask: Ask) -> Self {
+        Self { driver, stage: Stage::New(ask), tier: 0 }
+    }
+
+    fn ended(&self, result: &Result<Granted, AcquireError>, since: Option<Moment>) {
+        let hooks = &self.driver.hooks;
+        if !hooks.records() {
+            return;
+        }
+        let waited = since.map_or(Duration::ZERO, |since| self.driver.clock.now().since(since));
+        let ended = match result {
+            Ok(_) => AcquireResult::Granted,
+            Err(AcquireError::Timeout { .. } | AcquireError::QueueFull { .. }) => AcquireResult::Timeout,
+            Err(AcquireError::Closed { .. }) => AcquireResult::Closed,
+            Err(_) => AcquireResult::Unavailable,
+        };
+        self.record(ended, waited);
+    }
+
+    fn record(&self, ended: AcquireResult, waited: Duration) {
+        let driver = &self.driver;
+        let class = driver.member.policy.class(self.tier).map(tidegate_core::Name::as_str);
+        driver.hooks.record(&driver.member.id, |recorder| recorder.acquired(class, ended, waited));
+        driver.record_load(self.tier);
+    }
+}
+
+impl Future for Acquiring {
+    type Output = Result<Permit, AcquireError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let driver = Arc::clone(&this.driver);
+        if let Stage::New(ask) = &this.stage {
+            let mut state = driver.lock();
+            match driver.begin(&mut state, ask, &mut this.tier) {
+                Begun::Ended(result) => {
+                    driver.unlock(state);
+                    this.stage = Stage::Done;
+                    this.ended(&result, None);
+                    return Poll::Ready(result.map(|granted| Permit::new(driver, granted)));
+                }
+                Begun::Waits(key) => {
+                    let since = state.waiters.get(key).map_or_else(Moment::default, |waiter| waiter.since);
+                    this.stage = Stage::Waiting { key, since };
+                    driver.stir(&mut state);
+                    driver.unlock(state);
+                }
+            }
+        }
+        let Stage::Waiting { key, since } = this.stage else {
+            // Polled after it ended: there is nothing more to say.
+            return Poll::Pending;
+        };
+        let mut state = driver.lock();
+        let ended = state.waiters.get_mut(key).is_some_and(|waiter| {
+            if waiter.ended.is_none()
+                && waiter.waker.as_ref().is_none_or(|known| !known.will_wake(context.waker()))
+            {
+                waiter.waker = Some(context.waker().clone());
+            }
+            waiter.ended.is_some()
+        });
+        if !ended {
+            // The runtime that the task ran on may have ended since.
+            driver.ensure_running(&mut state);
+            driver.unlock(state);
+            return Poll::Pending;
+        }
+        let result = state.take(key).and_then(|waiter| waiter.ended);
+        driver.unlock(state);
+        this.stage = Stage::Done;
+        let closed = || AcquireError::Closed { id: driver.member.id.clone() };
+        let result = result.unwrap_or_else(|| Err(closed()));
+        this.ended(&result, Some(since));
+        Poll::Ready(result.map(|granted| Permit::new(driver, granted)))
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        let Stage::Waiting { key, since } = self.stage else { return };
+        let driver = &self.driver;
+        let mut state = driver.lock();
+        let now = driver.clock.now();
+        if let Some(waiter) = state.take(key)
+            && let Some(Ok(granted)) = waiter.ended
+        {
+            driver.pass_on(&mut state, granted, now);
+        }
+        driver.stir(&mut state);
+        driver.unlock(state);
+        if driver.hooks.records() {
+            self.record(AcquireResult::Cancelled, now.since(since));
+        }
+    }
+}
+
+/// What came of the first look at a job.
+pub(super) enum Begun {
+    Ended(Result<Granted, AcquireError>),
+    Waits(usize),
+}
+
+impl Driver {
+    /// Decides a job on the spot where that can be, and puts it into its line where not.
+    pub(super) fn begin(&self, state: &mut State, ask: &Ask, tier: &mut usize) -> Begun {
+        match self.check(ask) {
+            Ok(checked) => *tier = checked,
+            Err(error) => return Begun::Ended(Err(error)),
+        }
+        let id = || self.member.id.clone();
+        if state.closed {
+            return Begun::Ended(Err(AcquireError::Closed { id: id() }));
+        }
+        if let Some(away) = &state.away
+            && self.fallback.is_none()
+        {
+            return Begun::Ended(Err(AcquireError::Unavailable { id: id(), source: away.error.clone() }));
+        }
+        let now = self.clock.now();
+        let blocked = state.lines.get(*tier).and_then(|line| line.blocked(now).filter(|_| !line.is_empty()));
+        if let (true, Some((until, cause))) = (ask.timeout.is_zero(), blocked) {
+            // Behind others that were denied, asking would be in vain.
+            state.deny(cause);
+            return Begun::Ended(Err(AcquireError::Timeout {
+                id: id(),
+                timeout: ask.timeout,
+                class: ask.class.clone(),
+                waited: Duration::ZERO,
+                last: cause,
+                hint: Some(until.since(now)),
+                local: state.away.is_some(),
+            }));
+        }
+        let mut first = None;
+        if let Some(outcome) = self.decide(state, ask, *tier, now) {
+            match outcome {
+                Decided::Granted(granted) => return Begun::Ended(Ok(granted)),
+                Decided::Refused(error) => return Begun::Ended(Err(error)),
+                Decided::Denied(cause, hint_at) => first = Some((cause, hint_at)),
+            }
+        }
+        let waiting: usize = state.lines.iter().map(super::queue::Line::len).sum();
+        if waiting >= self.max_queue && !ask.timeout.is_zero() {
+            return Begun::Ended(Err(AcquireError::QueueFull { id: id(), max_queue: self.max_queue }));
+        }
+        let key = state.enqueue(&self.member.policy, ask, *tier, now);
+        if let Some((cause, hint_at)) = first
+            && let Some(waiter) = state.waiters.get_mut(key)
+        {
+            waiter.denied_at = Some(now);
+            waiter.last = Some(cause);
+            waiter.hint_at = Some(hint_at);
+        }
+        Begun::Waits(key)
+    }
+
+    /// Refuses what can never be, before anything is asked.
+    fn check(&self, ask: &Ask) -> Result<usize, AcquireError> {
+        let id = || self.member.id.clone();
+        let policy = &self.member.policy;
+        let Some(tier) = policy.tier(ask.class.as_ref()) else {
+            let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
+            let allowed = if names.is_empty() {
+                "none: no classes are configured".to_owned()
+            } else {
+                names.join(", ")
+            };
+            let source = Invalid::new("class", &ask.class, allowed).into();
+            return Err(AcquireError::InvalidOptions { id: id(), source });
+        };
+        let job = &ask.job;
+        let checked = job.costs.check(policy, policy, 0).and_then(|()| job.check_scopes(policy, policy));
+        checked.map_err(|error| AcquireError::from_store(&self.member.id, error)).map(|()| tier)
+    }
+
+    /// Asks the store on the spot, where it decides without waiting and no one is ahead.
+    fn decide(&self, state: &mut State, ask: &Ask, tier: usize, now: Moment) -> Option<Decided> {
+        let sync = self.link.sync().filter(|_| state.away.is_none())?;
+        let free = self.local_limit.is_none_or(|limit| state.permits() < limit);
+        if !free || !state.lines.get(tier)?.is_empty() {
+            return None;
+        }
+        let scoped = self.member.policy.is_scoped();
+        let waiting = u32::from(!ask.timeout.is_zero());
+        let answer = if scoped {
+            let line = LineState { waiting: 0, waited_ms: 0 };
+            let request = ScopedRequest { class: ask.class.clone(), jobs: vec![(*ask.job).clone()], line };
+            sync.acquire_scoped(&self.member, &request).map(|reply| {
+                reply.map(|body| {
+                    let grant = body.grants.into_iter().next().map(|granted| granted.grant);
+                    (grant, body.denied.into_iter().next().map(|denied| denied.denial))
+                })
+            })
+        } else {
+            let single = self.singles.get(tier)?.get(waiting as usize)?;
+            let built;
+            let request = if Arc::ptr_eq(&ask.job, &self.unit) {
+                single
+            } else {
+                let jobs = vec![Job { costs: ask.job.costs.clone() }];
+                built = AcquireRequest { class: single.class.clone(), jobs, line: single.line };
+                &built
+            };
+            sync.acquire(&self.member, request)
+                .map(|reply| reply.map(|body| (body.grants.into_iter().next(), body.denied)))
+        };
+        let reply = match answer {
+            Ok(reply) => reply,
+            Err(error) => {
+                if error.is_unavailable() {
+                    self.went_away(state, error.clone(), now);
+                    if self.fallback.is_some() {
+                        return None;
+                    }
+                }
+                return Some(Decided::Refused(AcquireError::from_store(&self.member.id, error)));
+            }
+        };
+        self.take_head(state, &reply.head, now);
+        let (grant, denial) = reply.body;
+        if let Some(grant) = grant {
+            let flight = Flight::single(now);
+            let granted = self.granted(state, &flight, tier, Arc::clone(&ask.job), grant, &reply.head);
+            state.in_flight[tier] += 1;
+            state.granted += 1;
+            return Some(Decided::Granted(granted));
+        }
+        let denial = denial?;
+        let cause = super::apply::cause_of(&denial, &reply.head);
+        let hint = Duration::from_millis(denial.hint_ms);
+        state.deny(cause);
+        if self.hooks.records() {
+            state.notices.push_back(super::Notice::Denied(cause));
+        }
+        let hopeless = ask.timeout.is_zero() || (self.fail_fast && hint > ask.timeout);
+        if hopeless {
+            return Some(Decided::Refused(AcquireError::Timeout {
+                id: self.member.id.clone(),
+                timeout: ask.timeout,
+                class: ask.class.clone(),
+                waited: Duration::ZERO,
+                last: cause,
+                hint: Some(hint),
+                local: false,
+            }));
+        }
+        Some(Decided::Denied(cause, now.plus(hint)))
+    }
+
+    /// A grant whose waiter is gone goes to the next that waits for the same, or back.
+    fn pass_on(&self, state: &mut State, granted: Granted, now: Moment) {
+        let next = state.waiters.iter().filter(|(_, waiter)| {
+            waiter.ended.is_none() && waiter.tier == granted.tier && *waiter.job == *granted.job
+        });
+        let next = next.min_by_key(|(key, waiter)| waiter.place(*key)).map(|(key, _)| key);
+        match next {
+            Some(key) => state.resolve(key, Ok(granted)),
+            None => {
+                state.in_flight[granted.tier] -= 1;
+                self.give_back(state, granted, now);
+            }
+        }
+    }
+}
+
+enum Decided {
+    Granted(Granted),
+    Refused(AcquireError),
+    Denied(LastCause, Moment),
+}

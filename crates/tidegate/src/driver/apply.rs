@@ -1,0 +1,829 @@
+//! Building an exchange from what waits, and taking in what came of it.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_core::{
+    Acquire, AcquireRequest, Acquired, Capability, Denial, Exchange, ExchangeReply, Grant, HandOver, Head,
+    Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore, ScopedJob,
+    ScopedRequest, Sequence, Settlement, StoreError,
+    store::MOST_TOKENS,
+    time::{Moment, ceil_millis},
+};
+
+use super::{
+    Driver, LastCause,
+    local::Local,
+    notice::Notice,
+    queue::{Line, Obstacle},
+    state::{Away, Flight, Granted, Held, State},
+};
+use crate::{AcquireError, Direction};
+
+/// A job that waits for a slot asks again after this long at the latest, and not before the shorter.
+const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
+/// The first probe of a store that is away, and the longest wait between two.
+const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// The longest that is added to a hint so that processes do not all come back at once.
+const MOST_SPREAD: Duration = Duration::from_secs(1);
+/// A fixed limit has no cooldown; outcomes mean nothing to it.
+const OLD_OUTCOME: Duration = Duration::from_secs(3_600);
+
+impl Driver {
+    /// The next exchange, where there is something to exchange.
+    pub(super) fn build(&self, state: &mut State, now: Moment) -> Option<Flight> {
+        self.expire(state, now);
+        let local = state.away.is_some();
+        let mut exchange = Exchange::default();
+        let mut asked = Vec::new();
+        let mut free = self.free_here(state);
+        for tier in 0..state.lines.len() {
+            let Some(acquire) = self.ask(state, tier, free, now) else { continue };
+            free -= acquire.1.len();
+            exchange.acquires.push(acquire.0);
+            asked.push((tier, acquire.1));
+        }
+        let mut handed = Vec::new();
+        if !local {
+            state.outbox.fill(&mut exchange, self.old(now));
+            exchange.restore = state.restore.take();
+            if exchange.restore.is_some() {
+                exchange.renewals = self.renewals(state);
+            }
+            handed = self.hand_overs(state, &mut exchange);
+        }
+        let asks = !exchange.is_empty() || std::mem::take(&mut state.room_wanted);
+        if !asks {
+            return None;
+        }
+        self.queues(state, &mut exchange, now);
+        for (tier, jobs) in &asked {
+            debug_assert!(!jobs.is_empty() && *tier < state.lines.len());
+            for job in jobs {
+                if let Some(waiter) = state.waiter(*job) {
+                    waiter.asked = true;
+                }
+            }
+        }
+        if !local && self.link.sync().is_none() && self.link.capabilities().has(Capability::Exchange) {
+            state.number += 1;
+            let store_now = state.store_clock.map(|(theirs, ours)| theirs.plus(now.since(ours)));
+            let not_after = store_now.map(|store_now| store_now.plus(self.op_timeout.saturating_mul(2)));
+            exchange.sequence = Some(Sequence { number: state.number, not_after });
+        }
+        Some(Flight { exchange, asked, handed, sent: now, local })
+    }
+
+    /// How many more permits this process may ask for.
+    fn free_here(&self, state: &State) -> usize {
+        match self.local_limit {
+            None => usize::MAX,
+            Some(limit) => limit.saturating_sub(state.permits()) as usize,
+        }
+    }
+
+    /// What a line asks for now. Jobs that try once and cannot be asked for are denied on the spot.
+    fn ask(
+        &self,
+        state: &mut State,
+        tier: usize,
+        free: usize,
+        now: Moment,
+    ) -> Option<(Acquire, Vec<(usize, u64)>)> {
+        let State { lines, waiters, local, trying, .. } = &mut *state;
+        let line = lines.get_mut(tier).filter(|line| line.is_due(now))?;
+        let policy = local.as_ref().map_or(&*self.member.policy, Local::policy);
+        let keys = if free == 0 {
+            Vec::new()
+        } else {
+            line.ask(now, free, policy.rules().len(), |key| waiters.get(key).map(|waiter| &*waiter.job))
+        };
+        let asked: Vec<(usize, u64)> =
+            keys.iter().filter_map(|key| Some((*key, waiters.get(*key)?.stamp))).collect();
+        let acquire = (!asked.is_empty()).then(|| {
+            let jobs = asked.iter().filter_map(|(key, _)| waiters.get(*key).map(|waiter| &waiter.job));
+            let class = policy.class(tier).cloned();
+            let line = line_state(line, trying[tier], waiters, now);
+            if policy.is_scoped() {
+                let jobs = jobs.map(|job| fitted(job, policy)).collect();
+                Acquire::Scoped(ScopedRequest { class, jobs, line })
+            } else {
+                let jobs = jobs.map(|job| Job { costs: fitted(job, policy).costs }).collect();
+                Acquire::Prefix(AcquireRequest { class, jobs, line })
+            }
+        });
+        if state.trying[tier] > 0 {
+            let tries_in_vain = |(key, waiter): &(usize, &super::Waiter)| {
+                waiter.tier == tier && waiter.tries_once() && waiter.ended.is_none() && !keys.contains(key)
+            };
+            let left_out: Vec<usize> =
+                state.waiters.iter().filter(tries_in_vain).map(|(key, _)| key).collect();
+            for key in left_out {
+                self.time_out(state, key, now, Some(LastCause::Slots));
+            }
+        }
+        Some((acquire?, asked))
+    }
+
+    fn hand_overs(&self, state: &mut State, exchange: &mut Exchange) -> Vec<(usize, u64)> {
+        if state.unhanded.is_empty() {
+            return Vec::new();
+        }
+        let most = state.unhanded.len().min(MOST_TOKENS);
+        let mut handed: Vec<(usize, u64)> = state.unhanded.drain(..most).collect();
+        handed.retain(|(key, stamp)| {
+            state.held.get(*key).is_some_and(|held| held.stamp == *stamp && held.local)
+        });
+        let class = |(key, _): &(usize, u64)| {
+            state.held.get(*key).and_then(|held| self.member.policy.class(held.tier)).cloned()
+        };
+        exchange.hand_overs = handed.iter().map(|held| HandOver { class: class(held) }).collect();
+        handed
+    }
+
+    /// Says how the lines stand that ask for nothing now.
+    fn queues(&self, state: &State, exchange: &mut Exchange, now: Moment) {
+        for (tier, line) in state.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
+            let class = self.member.policy.class(tier);
+            if exchange.acquires.iter().any(|acquire| acquire.class() == class) {
+                continue;
+            }
+            // A rate or a pause is no demand for slots.
+            let head = line.head().and_then(|key| state.waiters.get(key));
+            let line = line_state(line, state.trying[tier], &state.waiters, now);
+            if head.is_some_and(|head| head.last == Some(LastCause::Slots)) {
+                exchange.queues.push(Queue { class: class.cloned(), line });
+            }
+        }
+    }
+
+    pub(super) fn renewals(&self, state: &State) -> Vec<Renewal> {
+        let held = state.held.iter().filter(|(_, held)| !held.lost && !held.local).take(MOST_TOKENS);
+        held.map(|(_, held)| Renewal {
+            token: held.token,
+            class: self.member.policy.class(held.tier).cloned(),
+        })
+        .collect()
+    }
+
+    /// Outcomes from before this moment say nothing of now.
+    fn old(&self, now: Moment) -> Moment {
+        let cooldown =
+            self.member.policy.adaptive().map(|adaptive| Duration::from_millis(adaptive.cooldown_ms));
+        let ago = cooldown.unwrap_or(OLD_OUTCOME);
+        Moment::from_micros(now.micros().saturating_sub(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    // ---- taking in -------------------------------------------------------------------------------------------------
+
+    /// Takes in what came of an exchange.
+    pub(super) fn apply(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        answer: Result<Reply<ExchangeReply>, StoreError>,
+    ) {
+        let now = self.clock.now();
+        for (_, jobs) in &flight.asked {
+            for job in jobs {
+                if let Some(waiter) = state.waiter(*job) {
+                    waiter.asked = false;
+                }
+            }
+        }
+        let reply = match answer {
+            Ok(reply) => reply,
+            Err(error) if flight.local => return self.refuse_all(state, flight, &error),
+            Err(error) => return self.failed(state, flight, error, now),
+        };
+        if !flight.local {
+            if self.hooks.records() {
+                state.notices.push_back(Notice::Exchanged(now.since(flight.sent)));
+            }
+            self.came_back(state, now);
+            self.take_head(state, &reply.head, flight.sent);
+        }
+        self.take_corrections(state, flight, &reply.body);
+        for ((tier, jobs), acquired) in flight.asked.iter().zip(reply.body.acquired) {
+            match acquired {
+                Ok(acquired) => self.take_acquired(state, flight, *tier, jobs, acquired, &reply.head, now),
+                Err(error) => self.refuse(state, jobs, &error),
+            }
+        }
+        self.delivered.notify_waiters();
+    }
+
+    /// Takes in how the id stands.
+    pub(super) fn take_head(&self, state: &mut State, head: &Head, sent: Moment) {
+        let now = self.clock.now();
+        if let Some(store_now) = head.now {
+            state.store_clock = Some((store_now, now));
+        }
+        if head.stepped_back_ms > 0 {
+            state.notices.push_back(Notice::SetBack(Duration::from_millis(head.stepped_back_ms)));
+        }
+        if let Some(ttl_ms) = head.lease_ttl_ms {
+            state.lease_ttl = Duration::from_millis(ttl_ms);
+        }
+        if let Some(epoch) = head.epoch {
+            match state.epoch {
+                Some(known) if known != epoch => self.lost_state(state, known, now),
+                _ => {}
+            }
+            state.epoch = Some(epoch);
+        }
+        self.take_limit(state, head.limit);
+        if head.paused_ms > 0 {
+            self.note_pause(state, now.plus(Duration::from_millis(head.paused_ms)));
+        } else if head.epoch.is_some() && state.unsent_pause.is_none() && sent >= state.paused_since {
+            // What was asked before the pause began knows nothing of it.
+            self.note_resumed(state);
+        }
+    }
+
+    pub(super) fn take_limit(&self, state: &mut State, limit: Option<Limit>) {
+        let Some(limit) = limit else { return };
+        let before = state.limit;
+        if before == Some(limit)
+            || before.is_some_and(|before| before.moved_at > limit.moved_at && state.restore.is_none())
+        {
+            return;
+        }
+        state.limit = Some(limit);
+        let direction = match before {
+            None => Direction::Init,
+            Some(before) if before.value < limit.value => Direction::Increase,
+            Some(before) if before.value > limit.value => Direction::Decrease,
+            Some(_) => return,
+        };
+        state.notices.push_back(Notice::Limit { limit: limit.value, direction });
+    }
+
+    /// The store has lost its state: what is known of it is given back to it.
+    fn lost_state(&self, state: &mut State, known: tidegate_core::Epoch, now: Moment) {
+        let paused_ms = state.paused_until.map_or(0, |until| ceil_millis(until.since(now)));
+        state.restore = Some(Restore { epoch: known, limit: state.limit, paused_ms });
+        state.limit = None;
+        state.room_wanted = true;
+        state.notices.push_back(Notice::StateLost);
+    }
+
+    pub(super) fn note_pause(&self, state: &mut State, until: Moment) {
+        let now = self.clock.now();
+        if until <= now {
+            return;
+        }
+        let running = state.paused_until.filter(|running| *running > now);
+        if running.is_none() {
+            state.paused_since = now;
+            state.notices.push_back(Notice::Paused(until.since(now)));
+        }
+        if running.is_none_or(|running| until > running || running.since(until) > MOST_SPREAD) {
+            state.paused_until = Some(until);
+        }
+        let until = state.paused_until.unwrap_or(until).plus(resume_spread(until.since(now)));
+        for line in &mut state.lines {
+            if line.blocked(now).is_none_or(|(_, cause)| cause != LastCause::Pause) {
+                line.block(until, LastCause::Pause);
+            }
+        }
+    }
+
+    pub(super) fn note_resumed(&self, state: &mut State) {
+        if state.paused_until.take().is_some() {
+            state.notices.push_back(Notice::Resumed);
+            for line in &mut state.lines {
+                line.unblock(Some(LastCause::Pause));
+            }
+        }
+    }
+
+    /// Ends a pause whose time is over.
+    pub(super) fn end_pause(&self, state: &mut State, now: Moment) {
+        if state.paused_until.is_some_and(|until| until <= now) {
+            state.paused_until = None;
+            state.notices.push_back(Notice::Resumed);
+        }
+    }
+
+    fn take_corrections(&self, state: &mut State, flight: &Flight, body: &ExchangeReply) {
+        let parts = [
+            (body.released.as_ref().err(), "releases"),
+            (body.settled.as_ref().err(), "settlements"),
+            (body.observed.as_ref().err(), "observations"),
+            (body.handed_over.as_ref().err(), "hand-overs"),
+        ];
+        for (error, what) in parts {
+            if let Some(error) = error {
+                state.notices.push_back(Notice::Refused(what, error.clone()));
+            }
+        }
+        if let Ok(settled) = &body.settled {
+            let cut: u64 = settled.iter().map(|settled| settled.cut).sum();
+            if cut > 0 {
+                state.notices.push_back(Notice::DebtCut(cut));
+            }
+        }
+        if let Ok(renewed) = &body.renewed {
+            let live = flight.exchange.renewals.iter().zip(&renewed.live);
+            let live: Vec<_> = live.map(|(renewal, live)| (renewal.token, *live)).collect();
+            self.take_renewed(state, &live, flight.sent);
+        }
+        if let Ok(tokens) = &body.handed_over {
+            let deadline = flight.sent.plus(state.lease_ttl);
+            for ((key, stamp), token) in flight.handed.iter().zip(tokens) {
+                match state.held.get_mut(*key).filter(|held| held.stamp == *stamp) {
+                    Some(held) => {
+                        held.token = *token;
+                        held.local = false;
+                        held.deadline = deadline;
+                        self.ensure_renewing(state);
+                    }
+                    // Released meanwhile.
+                    None => state.outbox.release(failure(*token), self.clock.now()),
+                }
+            }
+        }
+    }
+
+    pub(super) fn take_renewed(
+        &self,
+        state: &mut State,
+        live: &[(tidegate_core::Token, bool)],
+        sent: Moment,
+    ) {
+        let deadline = sent.plus(state.lease_ttl);
+        let mut lost = Vec::new();
+        for (key, held) in &mut state.held {
+            match live.iter().find(|(token, _)| *token == held.token) {
+                Some((_, true)) => held.deadline = held.deadline.max(deadline),
+                Some((_, false)) if !held.lost => lost.push(key),
+                _ => {}
+            }
+        }
+        for key in lost {
+            state.lose(key);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // One answer, taken apart once.
+    fn take_acquired(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        tier: usize,
+        jobs: &[(usize, u64)],
+        acquired: Acquired,
+        head: &Head,
+        now: Moment,
+    ) {
+        let denials: Vec<(usize, Denial)> =
+            acquired.denials().map(|(index, denial)| (index, denial.clone())).collect();
+        let others = match &acquired {
+            Acquired::Prefix(reply) => reply.others,
+            Acquired::Scoped(reply) => reply.others,
+        };
+        let grants: Vec<(usize, Grant)> = match acquired {
+            Acquired::Prefix(reply) => reply.grants.into_iter().enumerate().collect(),
+            Acquired::Scoped(reply) => {
+                reply.grants.into_iter().map(|granted| (granted.index, granted.grant)).collect()
+            }
+        };
+        for (index, grant) in grants {
+            let Some(job) = jobs.get(index) else { continue };
+            self.take_grant(state, flight, tier, *job, grant, head, now);
+        }
+        let scoped = matches!(state.lines.get(tier), Some(Line::Scoped(_)));
+        for (index, denial) in denials {
+            let cause = cause_of(&denial, head);
+            let until = self.retry_at(state, &denial, cause, others, now);
+            let hint_at = now.plus(Duration::from_millis(denial.hint_ms));
+            let denied = if scoped { jobs.get(index..=index) } else { jobs.get(index..) };
+            for job in denied.unwrap_or_default() {
+                self.take_denial(state, *job, cause, hint_at, flight.local, now);
+            }
+            if scoped {
+                self.park(state, tier, jobs.get(index).copied(), &denial, cause, until, now);
+            }
+            if (!scoped || cause == LastCause::Pause)
+                && let Some(line) = state.lines.get_mut(tier)
+            {
+                line.block(until, cause);
+            }
+        }
+        if let Some(line) = state.lines.get_mut(tier) {
+            line.answered(now);
+        }
+    }
+
+    fn park(
+        &self,
+        state: &mut State,
+        tier: usize,
+        job: Option<(usize, u64)>,
+        denial: &Denial,
+        cause: LastCause,
+        until: Moment,
+        now: Moment,
+    ) {
+        let Some((key, stamp)) = job else { return };
+        let Some(waiter) = state.waiter((key, stamp)) else { return };
+        let (place, job, denied_at) = (waiter.place(key), Arc::clone(&waiter.job), waiter.denied_at);
+        let policy = state.local.as_ref().map_or(&*self.member.policy, Local::policy);
+        let rules = policy.rules();
+        let by_rule = denial.rule.as_ref().and_then(|key| rules.iter().position(|rule| rule.key() == key));
+        let (obstacle, cost, interval) = match by_rule.and_then(|index| Some((index, rules.get(index)?))) {
+            Some((index, rule)) => (
+                Obstacle::Rule(index, job.identity(rule).cloned()),
+                job.costs.of(rule.name()),
+                Duration::from_millis(rule.interval_ms()),
+            ),
+            // Nobody is held up behind a job for want of a slot but by the order of the line.
+            None => (Obstacle::Slots, 0, Duration::ZERO),
+        };
+        let passed_until = denied_at.unwrap_or(now).plus(interval);
+        if cause != LastCause::Pause
+            && let Some(line) = state.lines.get_mut(tier)
+        {
+            line.park(place, obstacle, cost, until, passed_until, now);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn take_grant(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        tier: usize,
+        job: (usize, u64),
+        grant: Grant,
+        head: &Head,
+        now: Moment,
+    ) {
+        let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
+        // Whoever asked is gone: the next that asks for the same takes it.
+        let (key, spec) = match asked {
+            Some(spec) => (Some(job.0), spec),
+            None => match state.heir(flight, tier, job, now) {
+                Some((key, spec)) => (Some(key), spec),
+                None => (None, flight.job(tier, job).unwrap_or_else(|| self.unit_job())),
+            },
+        };
+        let granted = self.granted(state, flight, tier, spec, grant, head);
+        match key {
+            Some(key) => {
+                state.in_flight[tier] += 1;
+                state.granted += 1;
+                state.resolve(key, Ok(granted));
+            }
+            None => self.give_back(state, granted, now),
+        }
+    }
+
+    /// Makes a grant into what a permit is made of, and begins to look after its lease.
+    pub(super) fn granted(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        tier: usize,
+        job: Arc<ScopedJob>,
+        grant: Grant,
+        head: &Head,
+    ) -> Granted {
+        let held = grant.lease.map(|token| {
+            if !flight.local {
+                self.ensure_renewing(state);
+            }
+            let stamp = state.stamp();
+            let ttl = if flight.local {
+                Duration::from_millis(self.member.policy.lease_ttl_ms())
+            } else {
+                state.lease_ttl
+            };
+            let deadline = flight.sent.plus(ttl);
+            state.held.insert(Held {
+                stamp,
+                tier,
+                token,
+                local: flight.local,
+                deadline,
+                lost: false,
+                wakers: Vec::new(),
+            })
+        });
+        Granted {
+            tier,
+            job,
+            held,
+            token: grant.lease.filter(|_| !flight.local),
+            limit: head.limit.map_or(state.seeded_limit, |limit| limit.value),
+            local: flight.local,
+            granted_at: head.now.filter(|_| !flight.local),
+            since: self.clock.now(),
+            marks: grant.marks,
+        }
+    }
+
+    /// Gives back a grant that no one took: its slot at once, and its cost.
+    pub(super) fn give_back(&self, state: &mut State, granted: Granted, now: Moment) {
+        self.settle_back(state, &granted);
+        if let Some(held) = granted.held.filter(|held| state.held.contains(*held)) {
+            let held = state.held.remove(held);
+            self.release_held(state, &held, failure(held.token), now);
+        }
+    }
+
+    fn settle_back(&self, state: &mut State, granted: &Granted) {
+        if granted.local || !self.link.capabilities().has(Capability::Corrections) {
+            return;
+        }
+        let Some(granted_at) = granted.granted_at else { return };
+        for rule in self.member.policy.rules() {
+            let cost = granted.job.costs.of(rule.name());
+            if cost > 0 {
+                state.outbox.settle(Settlement {
+                    rule: rule.key().clone(),
+                    identity: granted.job.identity(rule).cloned(),
+                    granted_at,
+                    cost,
+                    actual: 0,
+                });
+            }
+        }
+    }
+
+    /// Has a lease released: by this process alone, or by the store.
+    pub(super) fn release_held(&self, state: &mut State, held: &Held, release: Release, now: Moment) {
+        if held.local {
+            if let Some(local) = &mut state.local {
+                let exchange = Exchange { releases: vec![release], ..Exchange::default() };
+                // The local model takes any release.
+                let _ = local.exchange(now, &exchange);
+            }
+            for line in &mut state.lines {
+                line.room(now);
+            }
+        } else {
+            state.outbox.release(release, now);
+            let dropped = state.outbox.take_dropped();
+            if dropped > 0 {
+                state.notices.push_back(Notice::Undelivered(dropped));
+            }
+        }
+    }
+
+    fn take_denial(
+        &self,
+        state: &mut State,
+        job: (usize, u64),
+        cause: LastCause,
+        hint_at: Moment,
+        local: bool,
+        now: Moment,
+    ) {
+        let Some(waiter) = state.waiter(job) else { return };
+        let first = waiter.denied_at.is_none();
+        waiter.denied_at.get_or_insert(now);
+        waiter.last = Some(cause);
+        waiter.hint_at = Some(hint_at);
+        waiter.local = local;
+        let hopeless = self.fail_fast && waiter.deadline.is_some_and(|deadline| hint_at > deadline);
+        let over = waiter.tries_once() || hopeless || waiter.deadline.is_some_and(|deadline| deadline <= now);
+        if first {
+            state.deny(cause);
+            if self.hooks.records() {
+                state.notices.push_back(Notice::Denied(cause));
+            }
+        }
+        if over {
+            self.time_out(state, job.0, now, None);
+        }
+    }
+
+    /// When a denied job asks again.
+    fn retry_at(&self, state: &State, denial: &Denial, cause: LastCause, others: u32, now: Moment) -> Moment {
+        let hint = Duration::from_millis(denial.hint_ms);
+        match cause {
+            LastCause::Slots => now.plus(hint.min(between(POLL.0, POLL.1))),
+            LastCause::Pause => {
+                state.paused_until.unwrap_or_else(|| now.plus(hint)).plus(resume_spread(hint))
+            }
+            LastCause::Rate => {
+                let rules = self.member.policy.rules();
+                let rule = denial.rule.as_ref().and_then(|key| rules.iter().find(|rule| rule.key() == key));
+                let each = rule.map_or(Duration::ZERO, |rule| {
+                    Duration::from_micros(rule.interval_ms().saturating_mul(1_000) / rule.limit().max(1))
+                });
+                let spread = each.saturating_mul(others).min(MOST_SPREAD);
+                now.plus(hint).plus(between(Duration::ZERO, spread))
+            }
+        }
+    }
+
+    /// Ends the waits whose time is up.
+    fn expire(&self, state: &mut State, now: Moment) {
+        for key in state.expired(now) {
+            self.time_out(state, key, now, None);
+        }
+    }
+
+    pub(super) fn time_out(&self, state: &mut State, key: usize, now: Moment, cause: Option<LastCause>) {
+        let Some(waiter) = state.waiters.get(key) else { return };
+        let error = AcquireError::Timeout {
+            id: self.member.id.clone(),
+            timeout: waiter.timeout,
+            class: self.member.policy.class(waiter.tier).cloned(),
+            waited: now.since(waiter.since),
+            last: waiter.last.or(cause).unwrap_or(LastCause::Slots),
+            hint: waiter.hint_at.map(|at| at.since(now)).filter(|hint| !hint.is_zero()),
+            local: waiter.local || state.away.is_some(),
+        };
+        state.resolve(key, Err(error));
+    }
+
+    // ---- when it goes wrong ----------------------------------------------------------------------------------------
+
+    /// An acquire was refused: the one job that can never fit, or all of them.
+    fn refuse(&self, state: &mut State, jobs: &[(usize, u64)], error: &StoreError) {
+        let refused = match error {
+            StoreError::CostExceedsLimit { index, .. } => jobs.get(*index..=*index).unwrap_or(jobs),
+            _ => jobs,
+        };
+        for job in refused {
+            if state.waiter(*job).is_some() {
+                state.resolve(job.0, Err(AcquireError::from_store(&self.member.id, error.clone())));
+            }
+        }
+    }
+
+    fn refuse_all(&self, state: &mut State, flight: &Flight, error: &StoreError) {
+        for (_, jobs) in &flight.asked {
+            self.refuse(state, jobs, error);
+        }
+    }
+
+    /// An exchange failed as a whole.
+    fn failed(&self, state: &mut State, flight: &Flight, error: StoreError, now: Moment) {
+        if self.hooks.records() {
+            state.notices.push_back(Notice::StoreError);
+        }
+        if let StoreError::TooLate { .. } = error {
+            // It was not carried out and never will be: what it carried goes into another.
+            self.came_back(state, now);
+            state.outbox.put_back(&flight.exchange, flight.sent, true);
+            state.unhanded.extend(&flight.handed);
+            state.restore = state.restore.take().or(flight.exchange.restore);
+            return;
+        }
+        if !error.is_unavailable() {
+            // The whole exchange was refused, acquires and all.
+            state.notices.push_back(Notice::Refused("exchange", error.clone()));
+            self.refuse_all(state, flight, &error);
+            return;
+        }
+        if flight.exchange.sequence.is_none() {
+            // It may have been carried out: releases are harmless twice, corrections are not.
+            state.outbox.put_back(&flight.exchange, flight.sent, false);
+            state.unhanded.extend(&flight.handed);
+            state.restore = state.restore.take().or(flight.exchange.restore);
+        }
+        self.went_away(state, error, now);
+    }
+
+    /// The store is away: whoever waits is refused, or served by this process alone.
+    pub(super) fn went_away(&self, state: &mut State, error: StoreError, now: Moment) {
+        let backoff = state.away.as_ref().map_or(PROBE.0, |away| away.backoff.saturating_mul(2).min(PROBE.1));
+        let probe_at = now.plus(between(backoff / 2, backoff));
+        let since = match &state.away {
+            Some(away) => away.since,
+            None => {
+                state.notices.push_back(Notice::Away(error.clone()));
+                state.local = self.fallback.as_ref().map(|fallback| Local::new(&self.member, fallback));
+                for line in &mut state.lines {
+                    line.unblock(None);
+                }
+                now
+            }
+        };
+        if self.fallback.is_none() {
+            let keys: Vec<usize> = state
+                .waiters
+                .iter()
+                .filter(|(_, waiter)| waiter.ended.is_none())
+                .map(|(key, _)| key)
+                .collect();
+            for key in keys {
+                state.resolve(key, Err(AcquireError::from_store(&self.member.id, error.clone())));
+            }
+        }
+        state.away = Some(Away { since, probe_at, backoff, error });
+    }
+
+    /// The store answers again: what was granted without it is handed over.
+    pub(super) fn came_back(&self, state: &mut State, now: Moment) {
+        let Some(away) = state.away.take() else { return };
+        state.notices.push_back(Notice::Back(now.since(away.since)));
+        state.local = None;
+        for line in &mut state.lines {
+            line.unblock(None);
+        }
+        let local = state.held.iter().filter(|(_, held)| held.local).map(|(key, held)| (key, held.stamp));
+        let local: Vec<_> = local.collect();
+        if self.member.policy.bound().is_some() {
+            state.unhanded.extend(local);
+        }
+    }
+}
+
+impl State {
+    /// A lease is gone: its holder is told.
+    pub(super) fn lose(&mut self, key: usize) {
+        let Some(held) = self.held.get_mut(key).filter(|held| !held.lost) else { return };
+        held.lost = true;
+        let token = held.token;
+        held.wakers.drain(..).for_each(std::task::Waker::wake);
+        self.notices.push_back(Notice::Lost(crate::LeaseLost::of(token)));
+    }
+
+    /// Who may take a grant whose asker is gone: the first of its line that waits for the same.
+    fn heir(
+        &self,
+        flight: &Flight,
+        tier: usize,
+        gone: (usize, u64),
+        _: Moment,
+    ) -> Option<(usize, Arc<ScopedJob>)> {
+        let job = flight.job(tier, gone)?;
+        let also_asked =
+            |key: usize, stamp: u64| flight.asked.iter().any(|(_, jobs)| jobs.contains(&(key, stamp)));
+        let waiting = self.waiters.iter().filter(|(key, waiter)| {
+            waiter.ended.is_none()
+                && waiter.tier == tier
+                && *waiter.job == *job
+                && !also_asked(*key, waiter.stamp)
+        });
+        waiting
+            .min_by_key(|(key, waiter)| waiter.place(*key))
+            .map(|(key, waiter)| (key, Arc::clone(&waiter.job)))
+    }
+}
+
+impl Flight {
+    /// What a job of this exchange asked for.
+    fn job(&self, tier: usize, job: (usize, u64)) -> Option<Arc<ScopedJob>> {
+        let (at, jobs) = self
+            .asked
+            .iter()
+            .enumerate()
+            .find(|(_, (of, _))| *of == tier)
+            .map(|(at, (_, jobs))| (at, jobs))?;
+        let index = jobs.iter().position(|asked| *asked == job)?;
+        match self.exchange.acquires.get(at)? {
+            Acquire::Prefix(request) => {
+                let costs = request.jobs.get(index)?.costs.clone();
+                Some(Arc::new(ScopedJob { costs, scopes: Vec::new() }))
+            }
+            Acquire::Scoped(request) => request.jobs.get(index).cloned().map(Arc::new),
+        }
+    }
+}
+
+pub(super) fn failure(token: tidegate_core::Token) -> Release {
+    Release { token, outcome: Outcome::Failure, retry_after_ms: None }
+}
+
+pub(super) fn cause_of(denial: &Denial, head: &Head) -> LastCause {
+    if head.paused_ms > 0 {
+        LastCause::Pause
+    } else if denial.lease_blocked {
+        LastCause::Slots
+    } else {
+        LastCause::Rate
+    }
+}
+
+fn line_state(line: &Line, trying: usize, waiters: &slab::Slab<super::Waiter>, now: Moment) -> LineState {
+    let head = line.head().and_then(|key| waiters.get(key));
+    let denied_at = head.and_then(|waiter| waiter.denied_at);
+    LineState {
+        waiting: u32::try_from(line.len().saturating_sub(trying)).unwrap_or(u32::MAX),
+        waited_ms: denied_at.map_or(0, |at| ceil_millis(now.since(at))),
+    }
+}
+
+/// A job with only what a policy knows of: the local one may have fewer rules.
+fn fitted(job: &ScopedJob, policy: &Policy) -> ScopedJob {
+    let mut job = job.clone();
+    job.costs.named.retain(|(name, _)| policy.rules().iter().any(|rule| rule.name() == Some(name)));
+    job.scopes.retain(|(scope, _)| policy.rules().iter().any(|rule| rule.scope() == Some(scope)));
+    job
+}
+
+/// Workers resume spread over at most a tenth of the pause, and at most a second.
+fn resume_spread(pause: Duration) -> Duration {
+    between(Duration::ZERO, (pause / 10).min(MOST_SPREAD))
+}
+
+fn between(least: Duration, most: Duration) -> Duration {
+    let span = u64::try_from(most.saturating_sub(least).as_micros()).unwrap_or(u64::MAX - 1);
+    least + Duration::from_micros(fastrand::u64(0..=span))
+}

@@ -1,0 +1,227 @@
+//! A job's admission, while it lasts.
+//!
+//! Dropping it hands it back: no blocking, no spawning, nothing to wait for.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tidegate_core::{
+    Capability, Invalid, Observation, Outcome, Release, Settlement, Token, rule::MOST_UNITS, time,
+};
+
+use super::{Driver, state::Granted};
+use crate::{LeaseLost, Trouble};
+
+pub(crate) struct Permit {
+    driver: Arc<Driver>,
+    granted: Granted,
+    /// Rules that were settled, a bit each.
+    settled: u32,
+    released: bool,
+}
+
+impl Permit {
+    pub(super) fn new(driver: Arc<Driver>, granted: Granted) -> Self {
+        Self { driver, granted, settled: 0, released: false }
+    }
+
+    pub(crate) fn id(&self) -> &tidegate_core::Id {
+        &self.driver.member.id
+    }
+
+    pub(crate) fn class(&self) -> Option<&tidegate_core::Name> {
+        self.driver.member.policy.class(self.granted.tier)
+    }
+
+    pub(crate) const fn token(&self) -> Option<Token> {
+        self.granted.token
+    }
+
+    pub(crate) const fn limit(&self) -> u32 {
+        self.granted.limit
+    }
+
+    pub(crate) const fn is_local(&self) -> bool {
+        self.granted.local
+    }
+
+    /// Whether the lease is certainly this process's own now; a permit without one always is.
+    pub(crate) fn is_live(&self) -> bool {
+        let Some(key) = self.granted.held else { return true };
+        let now = self.driver.clock.now();
+        let state = self.driver.lock();
+        state.held.get(key).is_some_and(|held| held.is_live(now))
+    }
+
+    pub(crate) const fn lost(&self) -> Lost<'_> {
+        Lost { permit: self }
+    }
+
+    pub(crate) fn release(mut self, outcome: Outcome, retry_after: Option<Duration>) {
+        self.end(outcome, retry_after);
+    }
+
+    fn end(&mut self, outcome: Outcome, retry_after: Option<Duration>) {
+        if std::mem::replace(&mut self.released, true) {
+            return;
+        }
+        let driver = &self.driver;
+        let tier = self.granted.tier;
+        let mut state = driver.lock();
+        let now = driver.clock.now();
+        state.in_flight[tier] -= 1;
+        let held =
+            self.granted.held.filter(|key| state.held.contains(*key)).map(|key| state.held.remove(key));
+        if let Some(held) = held {
+            let retry_after_ms = retry_after.map(time::ceil_millis);
+            let release = Release { token: held.token, outcome, retry_after_ms };
+            let alone =
+                state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
+            match driver.link.sync().filter(|_| alone) {
+                // Nobody waits: it is given back on the spot.
+                Some(sync) => match sync.release(&driver.member, &[release]) {
+                    Ok(reply) => driver.take_head(&mut state, &reply.head, now),
+                    Err(_) => {
+                        driver.release_held(&mut state, &held, release, now);
+                        driver.stir(&mut state);
+                    }
+                },
+                None => {
+                    driver.release_held(&mut state, &held, release, now);
+                    driver.stir(&mut state);
+                }
+            }
+        } else if driver.local_limit.is_some() {
+            for line in &mut state.lines {
+                line.room(now);
+            }
+            driver.stir(&mut state);
+        }
+        driver.unlock(state);
+        if driver.is_left() {
+            // No one else will: the task ends with the last permit.
+            driver.bell.notify_one();
+        }
+        if driver.hooks.records() {
+            let class = driver.member.policy.class(tier).map(tidegate_core::Name::as_str);
+            let hold = now.since(self.granted.since);
+            driver.hooks.record(&driver.member.id, |recorder| recorder.released(class, outcome, hold));
+            driver.record_load(tier);
+        }
+    }
+
+    /// Corrects the cost in a rule. Never fails for the caller: what cannot be taken is reported.
+    pub(crate) fn settle(&mut self, rule: &str, actual: u64) {
+        let policy = Arc::clone(&self.driver.member.policy);
+        let found = find_rule(&policy, rule).filter(|_| actual <= MOST_UNITS);
+        let Some((index, checked)) = found else {
+            let names: Vec<&str> = policy.rules().iter().map(|rule| rule.key().as_str()).collect();
+            let allowed = format!("a rule of {}; 0 to 10^12", names.join(", "));
+            return self.refuse(Invalid::new(format!("settle {rule}"), actual, allowed));
+        };
+        let before = self.settled;
+        self.settled |= 1 << index;
+        if before == self.settled {
+            return self.refuse(Invalid::new(format!("settle {rule}"), actual, "once per permit and rule"));
+        }
+        let Some(granted_at) = self.granted.granted_at else { return };
+        let settlement = Settlement {
+            rule: checked.key().clone(),
+            identity: self.granted.job.identity(checked).cloned(),
+            granted_at,
+            cost: self.granted.job.costs.of(checked.name()),
+            actual,
+        };
+        if settlement.cost != actual && self.corrects() {
+            let mut state = self.driver.lock();
+            state.outbox.settle(settlement);
+            self.driver.stir(&mut state);
+            self.driver.unlock(state);
+        }
+    }
+
+    /// Tells what the server said of its quota. Never fails for the caller.
+    pub(crate) fn observe(&mut self, rule: &str, remaining: u64, reset: Duration) {
+        let policy = Arc::clone(&self.driver.member.policy);
+        let Some((index, checked)) = find_rule(&policy, rule) else {
+            let names: Vec<&str> = policy.rules().iter().map(|rule| rule.key().as_str()).collect();
+            return self.refuse(Invalid::new(format!("observe {rule}"), remaining, names.join(", ")));
+        };
+        let Some(granted_at) = self.granted.granted_at else { return };
+        let since = self.driver.clock.now().since(self.granted.since);
+        let observation = Observation {
+            rule: checked.key().clone(),
+            identity: self.granted.job.identity(checked).cloned(),
+            remaining: remaining.min(MOST_UNITS),
+            reset_at: granted_at.plus(since).plus(reset.min(time::LONGEST)),
+            granted_at,
+            mark: self.granted.marks.get(index).copied().unwrap_or(0),
+        };
+        if self.corrects() {
+            let mut state = self.driver.lock();
+            state.outbox.observe(observation);
+            self.driver.stir(&mut state);
+            self.driver.unlock(state);
+        }
+    }
+
+    fn corrects(&self) -> bool {
+        self.driver.link.capabilities().has(Capability::Corrections)
+    }
+
+    fn refuse(&self, source: Invalid) {
+        self.driver.hooks.report(&Trouble::NotSettled { id: self.id().clone(), source });
+    }
+}
+
+/// A rule by its name, or by its key where it has none.
+fn find_rule<'a>(
+    policy: &'a tidegate_core::Policy,
+    rule: &str,
+) -> Option<(usize, &'a tidegate_core::rule::CheckedRule)> {
+    let named = |checked: &tidegate_core::rule::CheckedRule| {
+        checked.name().is_some_and(|name| name.as_str() == rule) || checked.key().as_str() == rule
+    };
+    policy.rules().iter().enumerate().find(|(_, checked)| named(checked))
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.end(Outcome::Failure, None);
+    }
+}
+
+/// Completes when a lease is lost; never for a permit without one.
+#[must_use = "futures do nothing unless polled"]
+pub(crate) struct Lost<'a> {
+    permit: &'a Permit,
+}
+
+impl Future for Lost<'_> {
+    type Output = LeaseLost;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseLost> {
+        let permit = self.permit;
+        let Some(key) = permit.granted.held else { return Poll::Pending };
+        let driver = &permit.driver;
+        let now = driver.clock.now();
+        let mut state = driver.lock();
+        let Some(held) = state.held.get_mut(key) else { return Poll::Pending };
+        let token = held.token;
+        if held.is_live(now) {
+            if !held.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                held.wakers.push(context.waker().clone());
+            }
+            driver.ensure_renewing(&mut state);
+            return Poll::Pending;
+        }
+        state.lose(key);
+        driver.unlock(state);
+        Poll::Ready(LeaseLost::of(token))
+    }
+}

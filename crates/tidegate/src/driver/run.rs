@@ -1,0 +1,211 @@
+//! The task of a driver: exchanges with a store that answers later, timers, and what the store pushes.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tidegate_core::{Wake, time::Moment};
+
+use super::{
+    Driver,
+    state::{Flight, State},
+};
+
+/// A driver that is told of changes looks for itself this often, and one that is not this often.
+const REFRESH: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
+
+/// Runs until there are no handles, no waiters, no permits and nothing to deliver.
+pub(super) async fn run(driver: Arc<Driver>) {
+    let guard = Running { driver: Arc::clone(&driver) };
+    driver.subscribe();
+    loop {
+        let flight = {
+            let now = driver.clock.now();
+            let pushed = std::mem::take(&mut *driver.inbox.lock());
+            let mut state = driver.lock();
+            driver.take_pushed(&mut state, pushed, now);
+            driver.end_pause(&mut state, now);
+            if driver.decides_now(&state) {
+                driver.pump(&mut state);
+            }
+            let flight = driver.next_flight(&mut state, now);
+            if flight.is_none() && driver.is_over(&state) {
+                state.running = false;
+                state.subscription = None;
+                driver.unlock(state);
+                driver.delivered.notify_waiters();
+                std::mem::forget(guard);
+                return;
+            }
+            driver.unlock(state);
+            flight
+        };
+        match flight {
+            Some(flight) => driver.fly(&flight).await,
+            None => driver.rest().await,
+        }
+    }
+}
+
+/// Has whoever waits start the task again, should it end before its time: its runtime was shut down.
+struct Running {
+    driver: Arc<Driver>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut state = self.driver.lock();
+        state.running = false;
+        state.subscription = None;
+        for (_, waiter) in &mut state.waiters {
+            if let Some(waker) = waiter.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Driver {
+    fn subscribe(self: &Arc<Self>) {
+        let listener: Arc<dyn tidegate_core::Listener> = Arc::clone(self) as _;
+        let subscription = self.link.subscribe(&self.member, self.member.driver, listener);
+        self.lock().subscription = subscription;
+    }
+
+    /// Whether no handle is left.
+    pub(super) fn is_left(&self) -> bool {
+        self.handles.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether nothing is left to do, and no one to do it for.
+    fn is_over(&self, state: &State) -> bool {
+        self.is_left() && state.waiters.is_empty() && state.permits() == 0 && state.is_delivered()
+    }
+
+    fn take_pushed(&self, state: &mut State, pushed: Vec<Wake>, now: Moment) {
+        for wake in pushed {
+            match wake {
+                Wake::Room { class } => {
+                    let tier = self.member.policy.tier(class.as_ref());
+                    match tier.and_then(|tier| state.lines.get_mut(tier)) {
+                        Some(line) if !line.is_empty() => line.room(now),
+                        // No one here waits for it any more: whoever is next is told.
+                        _ => state.room_wanted = true,
+                    }
+                }
+                Wake::Paused { left_ms } => self.note_pause(state, now.plus(Duration::from_millis(left_ms))),
+                Wake::Resumed => self.note_resumed(state),
+                Wake::Limit(limit) => self.take_limit(state, Some(limit)),
+                Wake::Policy { .. } => {
+                    for line in &mut state.lines {
+                        line.unblock(None);
+                    }
+                }
+                _ => state.refresh_at = Some(now),
+            }
+        }
+    }
+
+    /// What to send next: the exchange whose answer was lost, or a new one; a probe where the store is away.
+    fn next_flight(&self, state: &mut State, now: Moment) -> Option<Arc<Flight>> {
+        if let Some(away) = &state.away {
+            if away.probe_at > now {
+                return None;
+            }
+            if let Some(lost) = &state.flying {
+                return Some(Arc::clone(lost));
+            }
+            return Some(Arc::new(Flight::single(now)));
+        }
+        if let Some(lost) = &state.flying {
+            return Some(Arc::clone(lost));
+        }
+        if self.link.sync().is_some() {
+            return None;
+        }
+        let refresh = state.refresh_at.is_some_and(|at| at <= now);
+        if refresh {
+            state.room_wanted = true;
+        }
+        let flight = Arc::new(self.build(state, now)?);
+        state.flying = Some(Arc::clone(&flight));
+        Some(flight)
+    }
+
+    async fn fly(&self, flight: &Arc<Flight>) {
+        let answer = self.link.exchange(&self.member, &flight.exchange).await;
+        let unsent_pause = {
+            let mut state = self.lock();
+            let was_away = state.away.is_some();
+            // An answer that was lost is asked for again under the same number.
+            let lost = flight.exchange.sequence.is_some()
+                && answer.as_ref().is_err_and(tidegate_core::StoreError::is_unavailable);
+            if !lost {
+                state.flying = None;
+            }
+            self.apply(&mut state, flight, answer);
+            let now = self.clock.now();
+            let every = if state.subscription.is_some() { REFRESH.0 } else { REFRESH.1 };
+            state.refresh_at = Some(now.plus(every));
+            let pause = state.unsent_pause.filter(|_| was_away && state.away.is_none());
+            if pause.is_some() {
+                state.unsent_pause = None;
+            }
+            self.unlock(state);
+            pause.map(|until| until.since(now)).filter(|left| !left.is_zero())
+        };
+        self.delivered.notify_waiters();
+        if let Some(left) = unsent_pause {
+            // The fleet hears of it now; trouble comes back here and is kept for the next time.
+            let _ = self.pause(left).await;
+        }
+    }
+
+    /// Waits for a reason to look again.
+    async fn rest(&self) {
+        let wake_at = {
+            let state = self.lock();
+            self.next_look(&state, self.clock.now())
+        };
+        match wake_at {
+            None => self.bell.notified().await,
+            Some(at) => {
+                tokio::select! {
+                    biased;
+                    () = self.bell.notified() => {}
+                    () = self.clock.sleep_until(at) => {}
+                }
+            }
+        }
+    }
+
+    /// When there is something to do, if nothing else happens: one timer for all that waits.
+    fn next_look(&self, state: &State, now: Moment) -> Option<Moment> {
+        let away = state.away.as_ref().map(|away| away.probe_at);
+        let serves = state.away.is_none() || state.local.is_some();
+        let here = self.local_limit.is_none_or(|limit| state.permits() < limit);
+        let lines = state.lines.iter().filter(|_| serves && here).filter_map(super::queue::Line::next_due);
+        let refresh = state.refresh_at.filter(|_| state.away.is_none() && self.link.sync().is_none());
+        let due = lines.chain(state.next_deadline(now)).chain(state.paused_until).chain(away).chain(refresh);
+        due.min()
+    }
+
+    pub(super) fn record_load(&self, tier: usize) {
+        let state = self.lock();
+        let in_flight = state.in_flight.get(tier).copied().unwrap_or(0);
+        let queued = state.lines.get(tier).map_or(0, super::queue::Line::len);
+        drop(state);
+        let class = self.member.policy.class(tier).map(tidegate_core::Name::as_str);
+        let queued = u32::try_from(queued).unwrap_or(u32::MAX);
+        self.hooks.record(&self.member.id, |recorder| recorder.load(class, in_flight, queued));
+    }
+}
+
+impl Flight {
+    /// An exchange that asks for nothing.
+    pub(super) fn single(sent: Moment) -> Self {
+        let exchange = tidegate_core::Exchange::default();
+        Self { exchange, asked: Vec::new(), handed: Vec::new(), sent, local: false }
+    }
+}

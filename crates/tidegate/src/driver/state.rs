@@ -1,0 +1,308 @@
+//! What a driver keeps, and what changes in it alone.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    task::Waker,
+    time::Duration,
+};
+
+use slab::Slab;
+use tidegate_core::{
+    Epoch, Exchange, Limit, Member, Policy, ScopedJob, Subscription, Token, time::LONGEST, time::Moment,
+};
+
+use super::{
+    Ask, View,
+    local::Local,
+    notice::Notice,
+    outbox::Outbox,
+    queue::{Line, Place},
+};
+use crate::{AcquireError, LastCause};
+
+pub(super) struct State {
+    pub(super) lines: Vec<Line>,
+    pub(super) waiters: Slab<Waiter>,
+    /// How many of each line try once.
+    pub(super) trying: Vec<usize>,
+    deadlines: BTreeSet<(Moment, usize)>,
+    arrivals: u64,
+    pub(super) held: Slab<Held>,
+    pub(super) in_flight: Vec<u32>,
+    pub(super) outbox: Outbox,
+    /// The exchange under way, or the one whose answer was lost.
+    pub(super) flying: Option<Arc<Flight>>,
+    pub(super) number: u64,
+    pub(super) away: Option<Away>,
+    pub(super) local: Option<Local>,
+    /// Leases granted here that the store is to count.
+    pub(super) unhanded: Vec<(usize, u64)>,
+    pub(super) unsent_pause: Option<Moment>,
+    pub(super) restore: Option<tidegate_core::Restore>,
+    pub(super) epoch: Option<Epoch>,
+    pub(super) limit: Option<Limit>,
+    pub(super) lease_ttl: Duration,
+    /// The store's clock at some moment of ours.
+    pub(super) store_clock: Option<(Moment, Moment)>,
+    pub(super) paused_until: Option<Moment>,
+    /// When this process learnt of the pause.
+    pub(super) paused_since: Moment,
+    pub(super) closed: bool,
+    pub(super) running: bool,
+    pub(super) renewing: bool,
+    pub(super) subscription: Option<Subscription>,
+    pub(super) refresh_at: Option<Moment>,
+    pub(super) notices: VecDeque<Notice>,
+    pub(super) delivering: bool,
+    pub(super) granted: u64,
+    pub(super) denied: [u64; 3],
+    pub(super) seeded_limit: u32,
+    /// A line may have become due without anyone asking.
+    pub(super) room_wanted: bool,
+}
+
+/// A job that waits.
+pub(super) struct Waiter {
+    /// Tells one waiter from the next that has its key.
+    pub(super) stamp: u64,
+    pub(super) tier: usize,
+    pub(super) priority: i32,
+    pub(super) job: Arc<ScopedJob>,
+    pub(super) timeout: Duration,
+    pub(super) since: Moment,
+    pub(super) deadline: Option<Moment>,
+    /// When it was first denied.
+    pub(super) denied_at: Option<Moment>,
+    pub(super) last: Option<LastCause>,
+    pub(super) hint_at: Option<Moment>,
+    /// Whether an answer about it is outstanding.
+    pub(super) asked: bool,
+    /// Whether it was denied by this process alone.
+    pub(super) local: bool,
+    pub(super) ended: Option<Result<Granted, AcquireError>>,
+    pub(super) waker: Option<Waker>,
+}
+
+impl Waiter {
+    pub(super) fn place(&self, key: usize) -> Place {
+        (Reverse(self.priority), self.stamp, key)
+    }
+
+    pub(super) const fn tries_once(&self) -> bool {
+        self.timeout.is_zero()
+    }
+}
+
+/// What a permit is made of.
+pub(crate) struct Granted {
+    pub(super) tier: usize,
+    pub(super) job: Arc<ScopedJob>,
+    pub(super) held: Option<usize>,
+    pub(super) token: Option<Token>,
+    pub(super) limit: u32,
+    pub(super) local: bool,
+    /// On the store's clock.
+    pub(super) granted_at: Option<Moment>,
+    /// On ours.
+    pub(super) since: Moment,
+    pub(super) marks: Vec<u64>,
+}
+
+/// A lease that this process holds.
+pub(super) struct Held {
+    pub(super) stamp: u64,
+    pub(super) tier: usize,
+    pub(super) token: Token,
+    /// Granted by this process alone, and not yet counted by the store.
+    pub(super) local: bool,
+    pub(super) deadline: Moment,
+    pub(super) lost: bool,
+    pub(super) wakers: Vec<Waker>,
+}
+
+/// The store is away.
+pub(super) struct Away {
+    pub(super) since: Moment,
+    pub(super) probe_at: Moment,
+    pub(super) backoff: Duration,
+    pub(super) error: tidegate_core::StoreError,
+}
+
+/// An exchange, and who asked for what in it.
+pub(super) struct Flight {
+    pub(super) exchange: Exchange,
+    /// For each acquire, its tier and its jobs: key and stamp.
+    pub(super) asked: Vec<(usize, Vec<(usize, u64)>)>,
+    /// For each hand-over, the lease: key and stamp.
+    pub(super) handed: Vec<(usize, u64)>,
+    pub(super) sent: Moment,
+    /// Whether it is decided by this process alone.
+    pub(super) local: bool,
+}
+
+impl State {
+    pub(super) fn new(member: &Member) -> Self {
+        let policy = &member.policy;
+        let tiers = policy.classes().len() + 1;
+        let initial = match policy.bound() {
+            Some(tidegate_core::Bound::Fixed(limit)) => *limit,
+            _ => member.initial_limit,
+        };
+        Self {
+            lines: (0..tiers).map(|_| Line::new(policy)).collect(),
+            waiters: Slab::new(),
+            trying: vec![0; tiers],
+            deadlines: BTreeSet::new(),
+            arrivals: 0,
+            held: Slab::new(),
+            in_flight: vec![0; tiers],
+            outbox: Outbox::default(),
+            flying: None,
+            number: 0,
+            away: None,
+            local: None,
+            unhanded: Vec::new(),
+            unsent_pause: None,
+            restore: None,
+            epoch: None,
+            limit: None,
+            lease_ttl: Duration::from_millis(policy.lease_ttl_ms()),
+            store_clock: None,
+            paused_until: None,
+            paused_since: Moment::default(),
+            closed: false,
+            running: false,
+            renewing: false,
+            subscription: None,
+            refresh_at: None,
+            notices: VecDeque::new(),
+            delivering: false,
+            granted: 0,
+            denied: [0; 3],
+            seeded_limit: initial,
+            room_wanted: false,
+        }
+    }
+
+    pub(super) fn stamp(&mut self) -> u64 {
+        self.arrivals += 1;
+        self.arrivals
+    }
+
+    /// Puts a job into its line.
+    pub(super) fn enqueue(&mut self, policy: &Policy, ask: &Ask, tier: usize, now: Moment) -> usize {
+        let stamp = self.stamp();
+        let deadline = (ask.timeout <= LONGEST).then(|| now.plus(ask.timeout));
+        let key = self.waiters.insert(Waiter {
+            stamp,
+            tier,
+            priority: ask.priority,
+            job: Arc::clone(&ask.job),
+            timeout: ask.timeout,
+            since: now,
+            deadline,
+            denied_at: None,
+            last: None,
+            hint_at: None,
+            asked: false,
+            local: false,
+            ended: None,
+            waker: None,
+        });
+        if ask.timeout.is_zero() {
+            self.trying[tier] += 1;
+        } else if let Some(at) = deadline {
+            self.deadlines.insert((at, key));
+        }
+        let place = (Reverse(ask.priority), stamp, key);
+        if let Some(line) = self.lines.get_mut(tier) {
+            line.push(place, &ask.job, policy, now);
+        }
+        key
+    }
+
+    pub(super) fn waiter(&mut self, (key, stamp): (usize, u64)) -> Option<&mut Waiter> {
+        self.waiters.get_mut(key).filter(|waiter| waiter.stamp == stamp && waiter.ended.is_none())
+    }
+
+    /// Takes a job out of its line; its waiter stays.
+    fn leave(&mut self, key: usize) {
+        let Some(waiter) = self.waiters.get(key) else { return };
+        let place = waiter.place(key);
+        if let Some(line) = self.lines.get_mut(waiter.tier) {
+            line.remove(place);
+        }
+        if waiter.tries_once() {
+            self.trying[waiter.tier] -= 1;
+        } else if let Some(at) = waiter.deadline {
+            self.deadlines.remove(&(at, key));
+        }
+    }
+
+    /// Ends a job's wait.
+    pub(super) fn resolve(&mut self, key: usize, ended: Result<Granted, AcquireError>) {
+        if self.waiters.get(key).is_none_or(|waiter| waiter.ended.is_some()) {
+            return;
+        }
+        self.leave(key);
+        if let Some(waiter) = self.waiters.get_mut(key) {
+            waiter.ended = Some(ended);
+            if let Some(waker) = waiter.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Takes a waiter away, with what came of it.
+    pub(super) fn take(&mut self, key: usize) -> Option<Waiter> {
+        if self.waiters.get(key).is_some_and(|waiter| waiter.ended.is_none()) {
+            self.leave(key);
+        }
+        self.waiters.try_remove(key)
+    }
+
+    /// Those whose time is up and about whom no first answer is outstanding.
+    pub(super) fn expired(&self, now: Moment) -> Vec<usize> {
+        let due = self.deadlines.iter().take_while(|(at, _)| *at <= now);
+        let waits_for_its_one_try =
+            |key: usize| self.waiters.get(key).is_some_and(|waiter| waiter.asked && waiter.last.is_none());
+        due.map(|(_, key)| *key).filter(|key| !waits_for_its_one_try(*key)).collect()
+    }
+
+    pub(super) fn next_deadline(&self, now: Moment) -> Option<Moment> {
+        let outstanding =
+            |key: usize| self.waiters.get(key).is_some_and(|waiter| waiter.asked && waiter.last.is_none());
+        self.deadlines.iter().find(|(at, key)| *at > now || !outstanding(*key)).map(|(at, _)| *at)
+    }
+
+    pub(super) fn is_delivered(&self) -> bool {
+        self.outbox.is_empty() && self.flying.is_none() && self.unhanded.is_empty()
+    }
+
+    pub(super) fn permits(&self) -> u32 {
+        self.in_flight.iter().sum()
+    }
+
+    pub(super) fn view(&self, policy: &Policy, now: Moment) -> View {
+        let by_class = self.lines.iter().zip(&self.in_flight).enumerate().map(|(tier, (line, in_flight))| {
+            (policy.class(tier).cloned(), *in_flight, u32::try_from(line.len()).unwrap_or(u32::MAX))
+        });
+        let by_class: Vec<_> = by_class.collect();
+        View {
+            limit: self.limit.map_or(self.seeded_limit, |limit| limit.value),
+            in_flight: self.permits(),
+            waiting: by_class.iter().map(|(_, _, waiting)| waiting).sum(),
+            by_class,
+            paused_for: self.paused_until.map_or(Duration::ZERO, |until| until.since(now)),
+            away: self.away.is_some(),
+            granted: self.granted,
+            denied: self.denied,
+        }
+    }
+
+    pub(super) fn deny(&mut self, cause: LastCause) {
+        self.denied[cause as usize] += 1;
+    }
+}

@@ -1,0 +1,367 @@
+//! What can go wrong, by the question that a caller asks.
+//!
+//! Spec: BI-5, UN-5.
+
+use std::time::Duration;
+
+use tidegate_core::{Id, Invalid, Name, StoreError, Token, rule::RuleKey};
+
+/// A primitive that cannot be built: an option that cannot be taken, or a store that lacks what it needs. Nothing was
+/// started, and nothing was asked of the store.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot build {id:?}")]
+pub struct BuildError {
+    /// The id, as it was given.
+    pub id: String,
+    /// Which option, what it was given, and what it takes.
+    #[source]
+    pub invalid: Invalid,
+}
+
+impl BuildError {
+    pub(crate) fn new(id: impl Into<String>, invalid: Invalid) -> Self {
+        Self { id: id.into(), invalid }
+    }
+
+    /// A stable word for the kind of error: `invalid_options`.
+    pub const fn code(&self) -> &'static str {
+        "invalid_options"
+    }
+
+    /// The option that cannot be taken.
+    pub fn option(&self) -> &str {
+        &self.invalid.option
+    }
+}
+
+/// Why a job got no permit.
+///
+/// An outage is never reported as a limit, nor a limit as an outage: [`Timeout`](Self::Timeout) says that the store
+/// answered and there was no room, [`Unavailable`](Self::Unavailable) that it gave no answer about this job.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// A part of the job, or of this worker's policy, cannot be taken.
+    #[error("{id}: invalid options")]
+    InvalidOptions {
+        /// The id.
+        id: Id,
+        /// What exactly; for a policy that differs from the pinned one, the field and both values.
+        source: StoreError,
+    },
+    /// A newer policy is pinned, and this worker will not adopt it.
+    #[error("{id}: policy revision {own} is superseded by revision {pinned}")]
+    PolicySuperseded {
+        /// The id.
+        id: Id,
+        /// This worker's revision.
+        own: u32,
+        /// The pinned revision.
+        pinned: u32,
+    },
+    /// There was no room until the timeout.
+    #[error("{id}: no room within {timeout:?} ({last})")]
+    Timeout {
+        /// The id.
+        id: Id,
+        /// The timeout.
+        timeout: Duration,
+        /// The job's class.
+        class: Option<Name>,
+        /// How long it waited.
+        waited: Duration,
+        /// What denied it last.
+        last: LastCause,
+        /// The earliest useful retry from now, where it is known.
+        hint: Option<Duration>,
+        /// Whether it was decided by this process alone, while the store was away.
+        local: bool,
+    },
+    /// The store gave no answer about this job.
+    #[error("{id}: store unavailable")]
+    Unavailable {
+        /// The id.
+        id: Id,
+        /// In which way.
+        source: StoreError,
+    },
+    /// The primitive was closed.
+    #[error("{id}: closed")]
+    Closed {
+        /// The id.
+        id: Id,
+    },
+    /// As many jobs as the queue takes wait already.
+    #[error("{id}: {max_queue} jobs wait already")]
+    QueueFull {
+        /// The id.
+        id: Id,
+        /// The most that may wait in this process.
+        max_queue: usize,
+    },
+    /// The job costs more than a rule can ever hold; it would wait for ever.
+    #[error("{id}: cost {cost} exceeds what rule {rule} can ever hold: {most}")]
+    CostExceedsLimit {
+        /// The id.
+        id: Id,
+        /// The rule.
+        rule: RuleKey,
+        /// The job's cost in it.
+        cost: u64,
+        /// The most that it can hold.
+        most: u64,
+    },
+}
+
+/// What denied a job last.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LastCause {
+    /// Full slots.
+    Slots,
+    /// A rate rule.
+    Rate,
+    /// A pause.
+    Pause,
+}
+
+impl LastCause {
+    /// Its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Slots => "slots",
+            Self::Rate => "rate",
+            Self::Pause => "pause",
+        }
+    }
+}
+
+impl std::fmt::Display for LastCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl AcquireError {
+    /// A stable word for the kind of error.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidOptions { .. } => "invalid_options",
+            Self::PolicySuperseded { .. } => "policy_superseded",
+            Self::Timeout { .. } => "timeout",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Closed { .. } => "closed",
+            Self::QueueFull { .. } => "queue_full",
+            Self::CostExceedsLimit { .. } => "cost_exceeds_limit",
+        }
+    }
+
+    /// The id.
+    pub const fn id(&self) -> &Id {
+        match self {
+            Self::InvalidOptions { id, .. }
+            | Self::PolicySuperseded { id, .. }
+            | Self::Timeout { id, .. }
+            | Self::Unavailable { id, .. }
+            | Self::Closed { id }
+            | Self::QueueFull { id, .. }
+            | Self::CostExceedsLimit { id, .. } => id,
+        }
+    }
+
+    /// What a store's refusal of a job means to the job's caller.
+    pub(crate) fn from_store(id: &Id, error: StoreError) -> Self {
+        let id = id.clone();
+        match error {
+            StoreError::Superseded { own, pinned } => Self::PolicySuperseded { id, own, pinned },
+            StoreError::CostExceedsLimit { rule, cost, most, .. } => {
+                Self::CostExceedsLimit { id, rule, cost, most }
+            }
+            source @ (StoreError::Invalid(_)
+            | StoreError::PolicyDiffers { .. }
+            | StoreError::Unsupported(_)) => Self::InvalidOptions { id, source },
+            source => Self::Unavailable { id, source },
+        }
+    }
+}
+
+/// Why a store did not do what a control asked.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The store refused it.
+    #[error("{id}: invalid options")]
+    InvalidOptions {
+        /// The id.
+        id: Id,
+        /// Why.
+        source: StoreError,
+    },
+    /// The store gave no answer.
+    #[error("{id}: store unavailable")]
+    Unavailable {
+        /// The id.
+        id: Id,
+        /// In which way.
+        source: StoreError,
+    },
+}
+
+impl ControlError {
+    pub(crate) fn from_store(id: &Id, source: StoreError) -> Self {
+        let id = id.clone();
+        if source.is_unavailable() {
+            Self::Unavailable { id, source }
+        } else {
+            Self::InvalidOptions { id, source }
+        }
+    }
+
+    /// A stable word for the kind of error.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidOptions { .. } => "invalid_options",
+            Self::Unavailable { .. } => "unavailable",
+        }
+    }
+}
+
+/// The error of a call that was made under a permit: either there was no permit, and the call never ran, or it is the
+/// call's own, unchanged.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum CallError<E> {
+    /// There was no permit; the call never ran.
+    #[error(transparent)]
+    Acquire(AcquireError),
+    /// The call's own error.
+    #[error(transparent)]
+    Call(E),
+}
+
+/// A lease that ended while it was held: its TTL ran out, or the store no longer knows it. Another may hold the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("lease {token} was lost")]
+pub struct LeaseLost {
+    /// Its token.
+    pub token: Token,
+    /// Its slot.
+    pub slot: u32,
+    /// Its fence.
+    pub fence: u64,
+}
+
+impl LeaseLost {
+    pub(crate) const fn of(token: Token) -> Self {
+        Self { token, slot: token.slot, fence: token.fence }
+    }
+
+    /// A stable word for the kind of error: `lease_lost`.
+    pub const fn code(&self) -> &'static str {
+        "lease_lost"
+    }
+}
+
+/// What a primitive reports through `on_error`: trouble that no caller is waiting to hear of.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// The store went away; reported once, not once per call.
+    #[error("{id}: the store went away")]
+    StoreAway {
+        /// The id.
+        id: Id,
+        /// In which way.
+        source: StoreError,
+    },
+    /// The store is back.
+    #[error("{id}: the store is back after {away:?}")]
+    StoreBack {
+        /// The id.
+        id: Id,
+        /// How long it was away.
+        away: Duration,
+    },
+    /// The store refused something that was sent in the background.
+    #[error("{id}: the store refused {what}")]
+    Refused {
+        /// The id.
+        id: Id,
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: StoreError,
+    },
+    /// A lease ended while it was held.
+    #[error("{id}: {source}")]
+    LeaseLost {
+        /// The id.
+        id: Id,
+        /// Which.
+        source: LeaseLost,
+    },
+    /// The store lost its state; what this process knows of it is being restored.
+    #[error("{id}: the store lost its state")]
+    StateLost {
+        /// The id.
+        id: Id,
+    },
+    /// The store's clock was set back, and stored moments with it.
+    #[error("{id}: the store's clock was set back by {by:?}")]
+    ClockSetBack {
+        /// The id.
+        id: Id,
+        /// By how much.
+        by: Duration,
+    },
+    /// A settlement went further into debt than a rule keeps.
+    #[error("{id}: {cut} of a settlement was cut off: the debt is as deep as it gets")]
+    DebtCut {
+        /// The id.
+        id: Id,
+        /// How much was cut off.
+        cut: u64,
+    },
+    /// A settlement or an observation that could not be taken.
+    #[error("{id}: not settled")]
+    NotSettled {
+        /// The id.
+        id: Id,
+        /// Why.
+        source: Invalid,
+    },
+    /// More waits to be delivered to the store than is kept; the oldest was dropped. Slots are back by their TTL.
+    #[error("{id}: {dropped} undelivered releases were dropped")]
+    Undelivered {
+        /// The id.
+        id: Id,
+        /// How many.
+        dropped: usize,
+    },
+    /// Code of the user panicked; nothing else was changed by that.
+    #[error("{id}: {place} panicked: {message}")]
+    Panicked {
+        /// The id.
+        id: Id,
+        /// Which callback.
+        place: &'static str,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl Trouble {
+    /// A stable word for the kind of trouble.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::StoreAway { .. } => "unavailable",
+            Self::StoreBack { .. } => "available",
+            Self::Refused { source, .. } => source.code(),
+            Self::LeaseLost { .. } => "lease_lost",
+            Self::StateLost { .. } => "state_lost",
+            Self::ClockSetBack { .. } => "clock_set_back",
+            Self::DebtCut { .. } => "debt_cut",
+            Self::NotSettled { .. } => "invalid_options",
+            Self::Undelivered { .. } => "undelivered",
+            Self::Panicked { .. } => "panicked",
+        }
+    }
+}

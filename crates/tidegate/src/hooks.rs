@@ -1,0 +1,89 @@
+//! The user's own code: where it is kept, and how it is called.
+//!
+//! It runs outside every lock; a panic in it is caught, reported and changes nothing else.
+//!
+//! Spec: BI-4.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use tidegate_core::Id;
+
+use crate::{Trouble, telemetry::Recorder};
+
+pub(crate) type OnError = Arc<dyn Fn(&Trouble) + Send + Sync>;
+pub(crate) type OnLimitChange = Arc<dyn Fn(u32) + Send + Sync>;
+
+/// What a primitive was given to call.
+#[derive(Clone, Default)]
+pub(crate) struct Hooks {
+    pub(crate) on_error: Option<OnError>,
+    pub(crate) on_limit_change: Option<OnLimitChange>,
+    pub(crate) recorders: Vec<Arc<dyn Recorder>>,
+}
+
+impl Hooks {
+    /// Reports trouble: to `on_error`, or to `tracing` where there is none.
+    pub(crate) fn report(&self, trouble: &Trouble) {
+        match &self.on_error {
+            Some(on_error) => {
+                if let Err(panic) = caught(|| on_error(trouble)) {
+                    tracing::error!(
+                        code = "panicked",
+                        place = "on_error",
+                        message = said(&*panic),
+                        "{trouble}"
+                    );
+                }
+            }
+            None if matches!(trouble, Trouble::StoreBack { .. }) => {
+                tracing::info!(code = trouble.code(), "{trouble}")
+            }
+            None => {
+                let source = std::error::Error::source(trouble).map(tracing::field::display);
+                tracing::warn!(code = trouble.code(), source, "{trouble}");
+            }
+        }
+    }
+
+    pub(crate) fn limit_changed(&self, id: &Id, limit: u32) {
+        if let Some(on_limit_change) = &self.on_limit_change {
+            self.guard(id, "on_limit_change", || on_limit_change(limit));
+        }
+    }
+
+    /// Tells the recorders.
+    pub(crate) fn record(&self, id: &Id, record: impl Fn(&dyn Recorder)) {
+        for recorder in &self.recorders {
+            self.guard(id, "recorder", || record(&**recorder));
+        }
+    }
+
+    pub(crate) const fn records(&self) -> bool {
+        !self.recorders.is_empty()
+    }
+
+    /// Runs user code; none where it panicked, which is reported.
+    pub(crate) fn guard<T>(&self, id: &Id, place: &'static str, code: impl FnOnce() -> T) -> Option<T> {
+        match caught(code) {
+            Ok(value) => Some(value),
+            Err(panic) => {
+                self.report(&Trouble::Panicked { id: id.clone(), place, message: said(&*panic).to_owned() });
+                None
+            }
+        }
+    }
+}
+
+fn caught<T>(code: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+    // What the code left half done is its own; nothing of ours is borrowed by it.
+    catch_unwind(AssertUnwindSafe(code))
+}
+
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,287 @@
+//! What people see: metrics through the `metrics` facade, or a recorder of their own.
+//!
+//! | metric | kind | labels | what |
+//! |---|---|---|---|
+//! | `tidegate_acquire_wait_seconds` | histogram | `id`, `class`, `result` | how long an acquire took, by how it ended |
+//! | `tidegate_lease_hold_seconds` | histogram | `id`, `class`, `outcome` | how long a permit was held, by how it ended |
+//! | `tidegate_acquires_total` | counter | `id`, `class`, `result` | acquires, by how they ended |
+//! | `tidegate_releases_total` | counter | `id`, `class`, `outcome` | releases, by outcome |
+//! | `tidegate_throttles_total` | counter | `id` | throttled releases, those that changed nothing too |
+//! | `tidegate_denials_total` | counter | `id`, `type` | jobs denied, by `slots`, `rate` or `pause` |
+//! | `tidegate_pauses_total` | counter | `id` | pauses that this process saw begin |
+//! | `tidegate_limit_changes_total` | counter | `id`, `type` | changes of the limit seen: `increase`, `decrease`, `init` |
+//! | `tidegate_store_errors_total` | counter | `id` | exchanges that failed |
+//! | `tidegate_store_round_trip_seconds` | histogram | `id` | how long an exchange with the store took |
+//! | `tidegate_limit` | gauge | `id` | the limit in force, as this process knows it |
+//! | `tidegate_in_flight` | gauge | `id`, `class` | permits held in this process |
+//! | `tidegate_queued` | gauge | `id`, `class` | jobs waiting in this process |
+//!
+//! Counters appear at 0 when a primitive is built. The prefix (`tidegate`) and constant labels are set per primitive.
+//!
+//! Spec: OB-1.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Label};
+use tidegate_core::{Id, Outcome};
+
+use crate::LastCause;
+
+/// How an acquire ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AcquireResult {
+    /// With a permit.
+    Granted,
+    /// Without room until its timeout, or refused at once for want of it.
+    Timeout,
+    /// Without an answer of the store, or with a refusal.
+    Unavailable,
+    /// By closing.
+    Closed,
+    /// Dropped by its caller.
+    Cancelled,
+}
+
+impl AcquireResult {
+    const ALL: [Self; 5] = [Self::Granted, Self::Timeout, Self::Unavailable, Self::Closed, Self::Cancelled];
+
+    /// Its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Timeout => "timeout",
+            Self::Unavailable => "unavailable",
+            Self::Closed => "closed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Which way a limit went.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// Up.
+    Increase,
+    /// Down.
+    Decrease,
+    /// It was seen for the first time.
+    Init,
+}
+
+impl Direction {
+    /// Its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Increase => "increase",
+            Self::Decrease => "decrease",
+            Self::Init => "init",
+        }
+    }
+}
+
+/// Takes what happens, for anything but the `metrics` facade. Everything has an empty default.
+///
+/// It is called outside every lock, often, and from many threads; a panic in it is caught and reported.
+pub trait Recorder: Send + Sync {
+    /// An acquire ended after `waited`.
+    fn acquired(&self, _class: Option<&str>, _result: AcquireResult, _waited: Duration) {}
+    /// A permit was released after `held`.
+    fn released(&self, _class: Option<&str>, _outcome: Outcome, _held: Duration) {}
+    /// A job was denied, and waits or gives up.
+    fn denied(&self, _cause: LastCause) {}
+    /// A pause began.
+    fn paused(&self) {}
+    /// The limit is now `limit`.
+    fn limit(&self, _limit: u32, _direction: Direction) {}
+    /// So many permits are held in this process, and so many jobs wait.
+    fn load(&self, _class: Option<&str>, _in_flight: u32, _queued: u32) {}
+    /// An exchange with the store took `took`.
+    fn exchanged(&self, _took: Duration) {}
+    /// An exchange with the store failed.
+    fn store_error(&self) {}
+}
+
+/// The `metrics` facade, with a prefix and constant labels of one's own.
+///
+/// # Examples
+/// ```
+/// use tidegate::{AdaptiveSemaphore, MemoryStore, Metrics};
+///
+/// let semaphore = AdaptiveSemaphore::builder("my-provider-api", 10)
+///     .metrics(Metrics::new().prefix("billing_gate").label("region", "eu"))
+///     .build(MemoryStore::new())?;
+/// # Ok::<(), tidegate::BuildError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Metrics {
+    prefix: String,
+    labels: Vec<(String, String)>,
+}
+
+impl Metrics {
+    /// The prefix `tidegate` and no constant labels.
+    pub fn new() -> Self {
+        Self { prefix: "tidegate".to_owned(), labels: Vec::new() }
+    }
+
+    /// The part of each name before the first `_`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// A label that is the same on all.
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.push((name.into(), value.into()));
+        self
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The handles of one primitive.
+pub(crate) struct Facade {
+    tiers: Vec<Tier>,
+    throttles: Counter,
+    denials: [Counter; 3],
+    pauses: Counter,
+    limit_changes: [Counter; 3],
+    limit: Gauge,
+    store_errors: Counter,
+    round_trip: Histogram,
+}
+
+struct Tier {
+    class: Option<String>,
+    wait: [Histogram; 5],
+    acquires: [Counter; 5],
+    hold: [Histogram; 3],
+    releases: [Counter; 3],
+    in_flight: Gauge,
+    queued: Gauge,
+}
+
+const OUTCOMES: [Outcome; 3] = [Outcome::Success, Outcome::Throttled, Outcome::Failure];
+const CAUSES: [LastCause; 3] = [LastCause::Slots, LastCause::Rate, LastCause::Pause];
+const DIRECTIONS: [Direction; 3] = [Direction::Increase, Direction::Decrease, Direction::Init];
+
+impl Facade {
+    /// Registers everything, counters at 0. `classes` are the primitive's, with none for jobs without.
+    pub(crate) fn new(metrics: &Metrics, id: &Id, classes: impl Iterator<Item = Option<String>>) -> Self {
+        let names = Names { metrics, id };
+        Self {
+            tiers: classes.map(|class| Tier::new(&names, class)).collect(),
+            throttles: names.counter("throttles_total", &[]),
+            denials: CAUSES.map(|cause| names.counter("denials_total", &[("type", cause.as_str())])),
+            pauses: names.counter("pauses_total", &[]),
+            limit_changes: DIRECTIONS
+                .map(|way| names.counter("limit_changes_total", &[("type", way.as_str())])),
+            limit: names.gauge("limit", &[]),
+            store_errors: names.counter("store_errors_total", &[]),
+            round_trip: names.histogram("store_round_trip_seconds", &[]),
+        }
+    }
+
+    fn tier(&self, class: Option<&str>) -> Option<&Tier> {
+        self.tiers.iter().find(|tier| tier.class.as_deref() == class)
+    }
+}
+
+impl Tier {
+    fn new(names: &Names<'_>, class: Option<String>) -> Self {
+        let label = class.as_deref().unwrap_or("");
+        let result = |result: AcquireResult| [("class", label), ("result", result.as_str())];
+        let outcome = |outcome: Outcome| [("class", label), ("outcome", outcome.as_str())];
+        Self {
+            wait: AcquireResult::ALL.map(|ended| names.histogram("acquire_wait_seconds", &result(ended))),
+            acquires: AcquireResult::ALL.map(|ended| names.counter("acquires_total", &result(ended))),
+            hold: OUTCOMES.map(|ended| names.histogram("lease_hold_seconds", &outcome(ended))),
+            releases: OUTCOMES.map(|ended| names.counter("releases_total", &outcome(ended))),
+            in_flight: names.gauge("in_flight", &[("class", label)]),
+            queued: names.gauge("queued", &[("class", label)]),
+            class,
+        }
+    }
+}
+
+struct Names<'a> {
+    metrics: &'a Metrics,
+    id: &'a Id,
+}
+
+impl Names<'_> {
+    fn key(&self, name: &str, labels: &[(&str, &str)]) -> metrics::Key {
+        let mut all = vec![Label::new("id", self.id.as_str().to_owned())];
+        all.extend(labels.iter().map(|(name, value)| Label::new((*name).to_owned(), (*value).to_owned())));
+        all.extend(self.metrics.labels.iter().map(|(name, value)| Label::new(name.clone(), value.clone())));
+        metrics::Key::from_parts(format!("{}_{name}", self.metrics.prefix), all)
+    }
+
+    fn counter(&self, name: &str, labels: &[(&str, &str)]) -> Counter {
+        let counter =
+            metrics::with_recorder(|recorder| recorder.register_counter(&self.key(name, labels), &META));
+        counter.increment(0);
+        counter
+    }
+
+    fn gauge(&self, name: &str, labels: &[(&str, &str)]) -> Gauge {
+        metrics::with_recorder(|recorder| recorder.register_gauge(&self.key(name, labels), &META))
+    }
+
+    fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Histogram {
+        metrics::with_recorder(|recorder| recorder.register_histogram(&self.key(name, labels), &META))
+    }
+}
+
+const META: metrics::Metadata<'static> =
+    metrics::Metadata::new("tidegate", metrics::Level::INFO, Some(module_path!()));
+
+impl Recorder for Facade {
+    fn acquired(&self, class: Option<&str>, result: AcquireResult, waited: Duration) {
+        let Some(tier) = self.tier(class) else { return };
+        let (wait, acquires) = (&tier.wait[result as usize], &tier.acquires[result as usize]);
+        wait.record(waited);
+        acquires.increment(1);
+    }
+
+    fn released(&self, class: Option<&str>, outcome: Outcome, held: Duration) {
+        let Some(tier) = self.tier(class) else { return };
+        tier.hold[outcome as usize].record(held);
+        tier.releases[outcome as usize].increment(1);
+        if outcome == Outcome::Throttled {
+            self.throttles.increment(1);
+        }
+    }
+
+    fn denied(&self, cause: LastCause) {
+        self.denials[cause as usize].increment(1);
+    }
+
+    fn paused(&self) {
+        self.pauses.increment(1);
+    }
+
+    fn limit(&self, limit: u32, direction: Direction) {
+        self.limit.set(f64::from(limit));
+        self.limit_changes[direction as usize].increment(1);
+    }
+
+    fn load(&self, class: Option<&str>, in_flight: u32, queued: u32) {
+        let Some(tier) = self.tier(class) else { return };
+        tier.in_flight.set(f64::from(in_flight));
+        tier.queued.set(f64::from(queued));
+    }
+
+    fn exchanged(&self, took: Duration) {
+        self.round_trip.record(took);
+    }
+
+    fn store_error(&self) {
+        self.store_errors.increment(1);
+    }
+}
