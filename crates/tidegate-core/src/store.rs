@@ -152,6 +152,9 @@ pub trait Store: Send + Sync + 'static {
 ///
 /// Spec: ST-14.
 pub trait SyncPath: Send + Sync {
+    /// The store's clock, for a driver in the same process that has none of its own.
+    fn now(&self) -> crate::time::Moment;
+
     /// As [`Store::acquire`].
     ///
     /// # Errors

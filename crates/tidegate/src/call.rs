@@ -5,7 +5,6 @@
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -16,6 +15,7 @@ use tidegate_core::Outcome;
 use crate::{
     AcquireError, CallError,
     driver::{Acquiring, Driver, Permit},
+    handle::Handle,
 };
 
 /// What a permit is released with: an outcome, and how long the remote asked to be left alone, where it said so.
@@ -56,13 +56,13 @@ pub struct WithPermit<F, C> {
 
 /// The beginning of a call: it may have been refused already.
 pub(crate) struct Start {
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) handle: Handle,
     pub(crate) acquiring: Result<Acquiring, AcquireError>,
 }
 
 impl std::fmt::Debug for Start {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Start").field("id", &self.driver.member.id).finish_non_exhaustive()
+        f.debug_struct("Start").field("id", &self.handle.member.id).finish_non_exhaustive()
     }
 }
 
@@ -99,12 +99,12 @@ where
     type IntoFuture = Calling<F, Fut, C>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Start { driver, acquiring } = self.acquiring;
+        let Start { handle, acquiring } = self.acquiring;
         let stage = match acquiring {
             Ok(acquiring) => Stage::Acquiring { acquiring, call: Some(self.call) },
             Err(error) => Stage::Refused { error: Some(error) },
         };
-        Calling { driver, classify: Some(self.classify), stage }
+        Calling { handle, classify: Some(self.classify), stage }
     }
 }
 
@@ -112,7 +112,8 @@ pin_project! {
     /// The future of a [`WithPermit`]. Dropping it at any moment leaks nothing: a call that is cut off releases as a failure.
     #[must_use = "futures do nothing unless polled"]
     pub struct Calling<F, Fut, C> {
-        driver: Arc<Driver>,
+        // A call outlives the handle that it was made through.
+        handle: Handle,
         classify: Option<C>,
         #[pin]
         stage: Stage<F, Fut>,
@@ -121,7 +122,7 @@ pin_project! {
 
 impl<F, Fut, C> std::fmt::Debug for Calling<F, Fut, C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Calling").field("id", &self.driver.member.id).finish_non_exhaustive()
+        f.debug_struct("Calling").field("id", &self.handle.member.id).finish_non_exhaustive()
     }
 }
 
@@ -179,7 +180,7 @@ where
                     let permit = permit.take();
                     let release = match &result {
                         Ok(_) => Outcome::Success.into(),
-                        Err(error) => judged(this.driver, this.classify.take(), error),
+                        Err(error) => judged(this.handle, this.classify.take(), error),
                     };
                     if let Some(permit) = permit {
                         permit.release(release.outcome, release.retry_after);

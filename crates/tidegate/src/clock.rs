@@ -4,7 +4,7 @@
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use tidegate_core::time::Moment;
+use tidegate_core::{SyncPath, time::Moment};
 
 /// Waits until a moment of its clock.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -78,6 +78,31 @@ fn since_boot() -> u64 {
     let seconds = u64::try_from(at.tv_sec).unwrap_or(0);
     let micros = u64::try_from(at.tv_nsec).unwrap_or(0) / 1_000;
     seconds * 1_000_000 + micros
+}
+
+/// The clock of a store in this process, so that one look serves both.
+pub(crate) struct StoreClock {
+    sync: Arc<dyn SyncPath>,
+}
+
+impl StoreClock {
+    pub(crate) fn new(sync: Arc<dyn SyncPath>) -> Self {
+        Self { sync }
+    }
+}
+
+impl Clock for StoreClock {
+    fn now(&self) -> Moment {
+        self.sync.now()
+    }
+
+    fn sleep_until(&self, at: Moment) -> Sleep {
+        Box::pin(tokio::time::sleep(at.since(self.now())))
+    }
+
+    fn pace(&self) -> Pace {
+        Pace::Real
+    }
 }
 
 /// The clock of a tokio runtime, which a test can pause: it starts at zero plus an hour when it is made.

@@ -23,14 +23,14 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
-    AcquireRequest, Costs, Job, Line as LineState, Listener, Member, Name, Policy, Reply, ScopedJob, Store,
-    StoreError, Wake, store::PauseReply,
+    AcquireRequest, Costs, Head, Job, Line as LineState, Listener, Member, Name, Policy, Reply, ScopedJob,
+    Store, StoreError, Wake, store::PauseReply, time::Moment,
 };
 use tokio::sync::{Notify, broadcast};
 
 use crate::{
     AcquireError, LastCause, background,
-    clock::{Clock, Pace},
+    clock::{Clock, Pace, StoreClock, SystemClock},
     event::Event,
     hooks::Hooks,
     link::Link,
@@ -57,7 +57,8 @@ use state::{State, Waiter};
 /// What a driver is built from.
 pub(crate) struct Config {
     pub(crate) member: Member,
-    pub(crate) clock: Arc<dyn Clock>,
+    /// The store's own, or the machine's, where none is given.
+    pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) op_timeout: Duration,
     pub(crate) fallback: Option<Fallback>,
     /// How many permits this process may hold at once, whatever the fleet does.
@@ -94,6 +95,8 @@ pub(crate) struct Driver {
     pub(crate) member: Member,
     link: Link,
     clock: Arc<dyn Clock>,
+    /// Whether that is the store's own clock: then an answer says what now is, and no one need look again.
+    on_store_clock: bool,
     op_timeout: Duration,
     fallback: Option<Fallback>,
     local_limit: Option<u32>,
@@ -121,13 +124,20 @@ const EVENTS_KEPT: usize = 256;
 impl Driver {
     pub(crate) fn new(config: Config, store: Arc<dyn Store>) -> Arc<Self> {
         let Config { member, clock, op_timeout, fallback, local_limit, max_queue, fail_fast, hooks } = config;
-        let link = Link::new(store, &member, Arc::clone(&clock), op_timeout);
+        let sync = store.sync_path(&member.id);
+        let on_store_clock = clock.is_none() && sync.is_some();
+        let clock = clock.unwrap_or_else(|| match &sync {
+            Some(sync) => Arc::new(StoreClock::new(Arc::clone(sync))),
+            None => Arc::new(SystemClock::new()),
+        });
+        let link = Link::new(store, sync, Arc::clone(&clock), op_timeout);
         let singles = (0..=member.policy.classes().len()).map(|tier| singles(&member.policy, tier)).collect();
         let state = State::new(&member);
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             link,
             clock,
+            on_store_clock,
             op_timeout,
             fallback,
             local_limit,
@@ -224,7 +234,8 @@ impl Driver {
         let sent = self.clock.now();
         let answer = self.link.exchange(&self.member, &exchange).await;
         let mut state = self.lock();
-        let answer = answer.map(|reply| self.take_head(&mut state, &reply.head, sent));
+        let answer = answer.map(|reply| self.take_head(&mut state, &reply.head, sent, self.clock.now()));
+        self.ensure_running(&mut state);
         self.unlock(state);
         answer
     }
@@ -233,8 +244,9 @@ impl Driver {
     pub(crate) async fn pause(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
         {
             let mut state = self.lock();
-            let until = self.clock.now().plus(length);
-            self.note_pause(&mut state, until);
+            let now = self.clock.now();
+            let until = now.plus(length);
+            self.note_pause(&mut state, until, now);
             // Whoever knows of it sets it again, until the store has it.
             state.unsent_pause = Some(until);
             self.unlock(state);
@@ -245,8 +257,8 @@ impl Driver {
             Ok(reply) => {
                 state.unsent_pause = None;
                 let left = Duration::from_millis(reply.body.left_ms);
-                let until = self.clock.now().plus(left);
-                self.note_pause(&mut state, until);
+                let now = self.clock.now();
+                self.note_pause(&mut state, now.plus(left), now);
             }
             Err(error) if error.is_unavailable() => {
                 let now = self.clock.now();
@@ -283,6 +295,11 @@ impl Driver {
         if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.close();
         }
+    }
+
+    /// Now, as an answer says it where that is this driver's clock too.
+    fn now_of(&self, head: &Head) -> Moment {
+        head.now.filter(|_| self.on_store_clock).unwrap_or_else(|| self.clock.now())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,7 +6,7 @@ use tidegate_core::{Capability, DriverId, Id, Invalid, Member, OnSuperseded, Own
 
 use crate::{
     BuildError, Metrics, Trouble,
-    clock::{Clock, SystemClock},
+    clock::Clock,
     driver::{Config, Driver, Fallback},
     hooks::Hooks,
     telemetry::{Facade, Recorder},
@@ -126,10 +126,9 @@ impl Options {
             on_superseded: self.on_superseded,
             initial_limit,
         };
-        let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock::new()));
         let config = Config {
             member,
-            clock,
+            clock: self.clock,
             op_timeout: self.op_timeout,
             fallback,
             local_limit,
@@ -246,7 +245,8 @@ macro_rules! common_setters {
             self
         }
 
-        /// The clock that waits and deadlines of this process are counted on: the machine's unless told.
+        /// The clock that waits and deadlines of this process are counted on: the machine's unless told, or the
+        /// store's own where it is in this process.
         pub fn clock(mut self, clock: impl $crate::clock::Clock) -> Self {
             self.options.clock = Some(std::sync::Arc::new(clock));
             self

@@ -22,11 +22,10 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(
         store: Arc<dyn Store>,
-        member: &Member,
+        sync: Option<Arc<dyn SyncPath>>,
         clock: Arc<dyn Clock>,
         op_timeout: Duration,
     ) -> Self {
-        let sync = store.sync_path(&member.id);
         Self { store, sync, clock, op_timeout }
     }
 

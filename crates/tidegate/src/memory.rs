@@ -236,6 +236,10 @@ fn sweep(ids: &mpsc::Receiver<Weak<One>>) {
 }
 
 impl SyncPath for One {
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
     fn acquire(&self, member: &Member, request: &AcquireRequest) -> Result<Reply<AcquireReply>, StoreError> {
         self.step(|model, now| model.acquire(now, member, request))
     }

@@ -196,7 +196,7 @@ impl AdaptiveSemaphore {
         Fut: Future<Output = Result<T, E>>,
     {
         let acquiring = self.ask(acquire).map(|ask| self.handle.acquire(ask));
-        WithPermit::new(Start { driver: std::sync::Arc::clone(&self.handle), acquiring }, call)
+        WithPermit::new(Start { handle: self.handle.clone(), acquiring }, call)
     }
 
     fn ask(&self, acquire: Acquire) -> Result<Ask, AcquireError> {

@@ -136,7 +136,7 @@ impl Valve {
         Fut: Future<Output = Result<T, E>>,
     {
         let acquiring = self.ask(job).map(|ask| self.handle.acquire(ask));
-        WithPermit::new(Start { driver: Arc::clone(&self.handle), acquiring }, call)
+        WithPermit::new(Start { handle: self.handle.clone(), acquiring }, call)
     }
 
     fn ask(&self, job: Job) -> Result<Ask, AcquireError> {

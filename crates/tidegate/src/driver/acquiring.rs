@@ -17,6 +17,7 @@ use tidegate_core::{AcquireRequest, Invalid, Job, Line as LineState, ScopedReque
 
 use super::{
     Ask, Driver, Permit,
+    apply::Seen,
     state::{Flight, Granted, State},
 };
 use crate::{AcquireError, AcquireResult, LastCause};
@@ -156,8 +157,17 @@ impl Driver {
         {
             return Begun::Ended(Err(AcquireError::Unavailable { id: id(), source: away.error.clone() }));
         }
+        let nobody_waits = state.lines.get(*tier).is_some_and(super::queue::Line::is_empty);
+        let decided = if nobody_waits { self.decide(state, ask, *tier) } else { None };
+        let mut first = None;
+        match decided {
+            Some(Decided::Granted(granted)) => return Begun::Ended(Ok(granted)),
+            Some(Decided::Refused(error)) => return Begun::Ended(Err(error)),
+            Some(Decided::Denied(cause, hint_at)) => first = Some((cause, hint_at)),
+            None => {}
+        }
         let now = self.clock.now();
-        let blocked = state.lines.get(*tier).and_then(|line| line.blocked(now).filter(|_| !line.is_empty()));
+        let blocked = state.lines.get(*tier).and_then(|line| line.blocked(now)).filter(|_| !nobody_waits);
         if let (true, Some((until, cause))) = (ask.timeout.is_zero(), blocked) {
             // Behind others that were denied, asking would be in vain.
             state.deny(cause);
@@ -170,14 +180,6 @@ impl Driver {
                 hint: Some(until.since(now)),
                 local: state.away.is_some(),
             }));
-        }
-        let mut first = None;
-        if let Some(outcome) = self.decide(state, ask, *tier, now) {
-            match outcome {
-                Decided::Granted(granted) => return Begun::Ended(Ok(granted)),
-                Decided::Refused(error) => return Begun::Ended(Err(error)),
-                Decided::Denied(cause, hint_at) => first = Some((cause, hint_at)),
-            }
         }
         let waiting: usize = state.lines.iter().map(super::queue::Line::len).sum();
         if waiting >= self.max_queue && !ask.timeout.is_zero() {
@@ -214,12 +216,13 @@ impl Driver {
     }
 
     /// Asks the store on the spot, where it decides without waiting and no one is ahead.
-    fn decide(&self, state: &mut State, ask: &Ask, tier: usize, now: Moment) -> Option<Decided> {
+    fn decide(&self, state: &mut State, ask: &Ask, tier: usize) -> Option<Decided> {
         let sync = self.link.sync().filter(|_| state.away.is_none())?;
         let free = self.local_limit.is_none_or(|limit| state.permits() < limit);
-        if !free || !state.lines.get(tier)?.is_empty() {
+        if !free {
             return None;
         }
+        let sent = if self.on_store_clock { None } else { Some(self.clock.now()) };
         let scoped = self.member.policy.is_scoped();
         let waiting = u32::from(!ask.timeout.is_zero());
         let answer = if scoped {
@@ -248,6 +251,7 @@ impl Driver {
             Ok(reply) => reply,
             Err(error) => {
                 if error.is_unavailable() {
+                    let now = self.clock.now();
                     self.went_away(state, error.clone(), now);
                     if self.fallback.is_some() {
                         return None;
@@ -256,11 +260,16 @@ impl Driver {
                 return Some(Decided::Refused(AcquireError::from_store(&self.member.id, error)));
             }
         };
-        self.take_head(state, &reply.head, now);
+        // On the store's own clock, the moment of the decision is that of the request.
+        let now = self.now_of(&reply.head);
+        let sent = sent.unwrap_or(now);
+        self.take_head(state, &reply.head, sent, now);
+        // From the first answer on, this process watches.
+        self.ensure_running(state);
         let (grant, denial) = reply.body;
         if let Some(grant) = grant {
-            let flight = Flight::single(now);
-            let granted = self.granted(state, &flight, tier, Arc::clone(&ask.job), grant, &reply.head);
+            let seen = Seen { flight: &Flight::single(sent), head: &reply.head, now };
+            let granted = self.granted(state, seen, tier, Arc::clone(&ask.job), grant);
             state.in_flight[tier] += 1;
             state.granted += 1;
             return Some(Decided::Granted(granted));

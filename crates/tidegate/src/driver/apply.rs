@@ -19,6 +19,14 @@ use super::{
 };
 use crate::{AcquireError, Direction};
 
+/// An answer, as it is taken apart.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    pub(super) flight: &'a Flight,
+    pub(super) head: &'a Head,
+    pub(super) now: Moment,
+}
+
 /// A job that waits for a slot asks again after this long at the latest, and not before the shorter.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 /// The first probe of a store that is away, and the longest wait between two.
@@ -37,10 +45,15 @@ impl Driver {
         let mut asked = Vec::new();
         let mut free = self.free_here(state);
         for tier in 0..state.lines.len() {
-            let Some(acquire) = self.ask(state, tier, free, now) else { continue };
-            free -= acquire.1.len();
-            exchange.acquires.push(acquire.0);
-            asked.push((tier, acquire.1));
+            // Alone, classes may count for nothing; an exchange takes one acquire for each that does.
+            let class = self.deciding(state).class(tier);
+            if exchange.acquires.iter().any(|acquire: &Acquire| acquire.class() == class) {
+                continue;
+            }
+            let Some((acquire, jobs)) = self.ask(state, tier, free, now) else { continue };
+            free -= jobs.len();
+            exchange.acquires.push(acquire);
+            asked.push((tier, jobs));
         }
         let mut handed = Vec::new();
         if !local {
@@ -71,6 +84,11 @@ impl Driver {
             exchange.sequence = Some(Sequence { number: state.number, not_after });
         }
         Some(Flight { exchange, asked, handed, sent: now, local })
+    }
+
+    /// The policy that decides now: this process's own while the store is away.
+    fn deciding<'a>(&'a self, state: &'a State) -> &'a Policy {
+        state.local.as_ref().map_or(&*self.member.policy, Local::policy)
     }
 
     /// How many more permits this process may ask for.
@@ -182,7 +200,7 @@ impl Driver {
         flight: &Flight,
         answer: Result<Reply<ExchangeReply>, StoreError>,
     ) {
-        let now = self.clock.now();
+        let now = answer.as_ref().map_or_else(|_| self.clock.now(), |reply| self.now_of(&reply.head));
         for (_, jobs) in &flight.asked {
             for job in jobs {
                 if let Some(waiter) = state.waiter(*job) {
@@ -200,12 +218,15 @@ impl Driver {
                 state.notices.push_back(Notice::Exchanged(now.since(flight.sent)));
             }
             self.came_back(state, now);
-            self.take_head(state, &reply.head, flight.sent);
+            self.take_head(state, &reply.head, flight.sent, now);
         }
-        self.take_corrections(state, flight, &reply.body);
+        self.take_corrections(state, flight, &reply.body, now);
         for ((tier, jobs), acquired) in flight.asked.iter().zip(reply.body.acquired) {
             match acquired {
-                Ok(acquired) => self.take_acquired(state, flight, *tier, jobs, acquired, &reply.head, now),
+                Ok(acquired) => {
+                    let seen = Seen { flight, head: &reply.head, now };
+                    self.take_acquired(state, seen, *tier, jobs, acquired);
+                }
                 Err(error) => self.refuse(state, jobs, &error),
             }
         }
@@ -213,8 +234,7 @@ impl Driver {
     }
 
     /// Takes in how the id stands.
-    pub(super) fn take_head(&self, state: &mut State, head: &Head, sent: Moment) {
-        let now = self.clock.now();
+    pub(super) fn take_head(&self, state: &mut State, head: &Head, sent: Moment, now: Moment) {
         if let Some(store_now) = head.now {
             state.store_clock = Some((store_now, now));
         }
@@ -233,7 +253,7 @@ impl Driver {
         }
         self.take_limit(state, head.limit);
         if head.paused_ms > 0 {
-            self.note_pause(state, now.plus(Duration::from_millis(head.paused_ms)));
+            self.note_pause(state, now.plus(Duration::from_millis(head.paused_ms)), now);
         } else if head.epoch.is_some() && state.unsent_pause.is_none() && sent >= state.paused_since {
             // What was asked before the pause began knows nothing of it.
             self.note_resumed(state);
@@ -267,14 +287,16 @@ impl Driver {
         state.notices.push_back(Notice::StateLost);
     }
 
-    pub(super) fn note_pause(&self, state: &mut State, until: Moment) {
-        let now = self.clock.now();
+    pub(super) fn note_pause(&self, state: &mut State, until: Moment, now: Moment) {
         if until <= now {
             return;
         }
         let running = state.paused_until.filter(|running| *running > now);
         if running.is_none() {
             state.paused_since = now;
+            // Someone has to say when it is over.
+            self.ensure_running(state);
+            self.bell.notify_one();
             state.notices.push_back(Notice::Paused(until.since(now)));
         }
         if running.is_none_or(|running| until > running || running.since(until) > MOST_SPREAD) {
@@ -305,7 +327,7 @@ impl Driver {
         }
     }
 
-    fn take_corrections(&self, state: &mut State, flight: &Flight, body: &ExchangeReply) {
+    fn take_corrections(&self, state: &mut State, flight: &Flight, body: &ExchangeReply, now: Moment) {
         let parts = [
             (body.released.as_ref().err(), "releases"),
             (body.settled.as_ref().err(), "settlements"),
@@ -339,7 +361,7 @@ impl Driver {
                         self.ensure_renewing(state);
                     }
                     // Released meanwhile.
-                    None => state.outbox.release(failure(*token), self.clock.now()),
+                    None => state.outbox.release(failure(*token), now),
                 }
             }
         }
@@ -365,17 +387,15 @@ impl Driver {
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // One answer, taken apart once.
     fn take_acquired(
         &self,
         state: &mut State,
-        flight: &Flight,
+        seen: Seen<'_>,
         tier: usize,
         jobs: &[(usize, u64)],
         acquired: Acquired,
-        head: &Head,
-        now: Moment,
     ) {
+        let Seen { flight, head, now } = seen;
         let denials: Vec<(usize, Denial)> =
             acquired.denials().map(|(index, denial)| (index, denial.clone())).collect();
         let others = match &acquired {
@@ -390,7 +410,7 @@ impl Driver {
         };
         for (index, grant) in grants {
             let Some(job) = jobs.get(index) else { continue };
-            self.take_grant(state, flight, tier, *job, grant, head, now);
+            self.take_grant(state, seen, tier, *job, grant);
         }
         let scoped = matches!(state.lines.get(tier), Some(Line::Scoped(_)));
         for (index, denial) in denials {
@@ -401,13 +421,12 @@ impl Driver {
             for job in denied.unwrap_or_default() {
                 self.take_denial(state, *job, cause, hint_at, flight.local, now);
             }
-            if scoped {
-                self.park(state, tier, jobs.get(index).copied(), &denial, cause, until, now);
-            }
-            if (!scoped || cause == LastCause::Pause)
-                && let Some(line) = state.lines.get_mut(tier)
-            {
-                line.block(until, cause);
+            if cause == LastCause::Pause || !scoped {
+                if let Some(line) = state.lines.get_mut(tier) {
+                    line.block(until, cause);
+                }
+            } else if let Some(job) = jobs.get(index) {
+                self.park(state, *job, &denial, until, now);
             }
         }
         if let Some(line) = state.lines.get_mut(tier) {
@@ -415,19 +434,10 @@ impl Driver {
         }
     }
 
-    fn park(
-        &self,
-        state: &mut State,
-        tier: usize,
-        job: Option<(usize, u64)>,
-        denial: &Denial,
-        cause: LastCause,
-        until: Moment,
-        now: Moment,
-    ) {
-        let Some((key, stamp)) = job else { return };
-        let Some(waiter) = state.waiter((key, stamp)) else { return };
-        let (place, job, denied_at) = (waiter.place(key), Arc::clone(&waiter.job), waiter.denied_at);
+    fn park(&self, state: &mut State, job: (usize, u64), denial: &Denial, until: Moment, now: Moment) {
+        let Some(waiter) = state.waiter(job) else { return };
+        let (tier, place, denied_at) = (waiter.tier, waiter.place(job.0), waiter.denied_at);
+        let job = Arc::clone(&waiter.job);
         let policy = state.local.as_ref().map_or(&*self.member.policy, Local::policy);
         let rules = policy.rules();
         let by_rule = denial.rule.as_ref().and_then(|key| rules.iter().position(|rule| rule.key() == key));
@@ -441,34 +451,23 @@ impl Driver {
             None => (Obstacle::Slots, 0, Duration::ZERO),
         };
         let passed_until = denied_at.unwrap_or(now).plus(interval);
-        if cause != LastCause::Pause
-            && let Some(line) = state.lines.get_mut(tier)
-        {
+        if let Some(line) = state.lines.get_mut(tier) {
             line.park(place, obstacle, cost, until, passed_until, now);
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn take_grant(
-        &self,
-        state: &mut State,
-        flight: &Flight,
-        tier: usize,
-        job: (usize, u64),
-        grant: Grant,
-        head: &Head,
-        now: Moment,
-    ) {
+    fn take_grant(&self, state: &mut State, seen: Seen<'_>, tier: usize, job: (usize, u64), grant: Grant) {
+        let Seen { flight, now, .. } = seen;
         let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
         // Whoever asked is gone: the next that asks for the same takes it.
         let (key, spec) = match asked {
             Some(spec) => (Some(job.0), spec),
-            None => match state.heir(flight, tier, job, now) {
+            None => match state.heir(flight, tier, job) {
                 Some((key, spec)) => (Some(key), spec),
                 None => (None, flight.job(tier, job).unwrap_or_else(|| self.unit_job())),
             },
         };
-        let granted = self.granted(state, flight, tier, spec, grant, head);
+        let granted = self.granted(state, seen, tier, spec, grant);
         match key {
             Some(key) => {
                 state.in_flight[tier] += 1;
@@ -483,12 +482,12 @@ impl Driver {
     pub(super) fn granted(
         &self,
         state: &mut State,
-        flight: &Flight,
+        seen: Seen<'_>,
         tier: usize,
         job: Arc<ScopedJob>,
         grant: Grant,
-        head: &Head,
     ) -> Granted {
+        let Seen { flight, head, now } = seen;
         let held = grant.lease.map(|token| {
             if !flight.local {
                 self.ensure_renewing(state);
@@ -518,7 +517,7 @@ impl Driver {
             limit: head.limit.map_or(state.seeded_limit, |limit| limit.value),
             local: flight.local,
             granted_at: head.now.filter(|_| !flight.local),
-            since: self.clock.now(),
+            since: now,
             marks: grant.marks,
         }
     }
@@ -745,13 +744,7 @@ impl State {
     }
 
     /// Who may take a grant whose asker is gone: the first of its line that waits for the same.
-    fn heir(
-        &self,
-        flight: &Flight,
-        tier: usize,
-        gone: (usize, u64),
-        _: Moment,
-    ) -> Option<(usize, Arc<ScopedJob>)> {
+    fn heir(&self, flight: &Flight, tier: usize, gone: (usize, u64)) -> Option<(usize, Arc<ScopedJob>)> {
         let job = flight.job(tier, gone)?;
         let also_asked =
             |key: usize, stamp: u64| flight.asked.iter().any(|(_, jobs)| jobs.contains(&(key, stamp)));

@@ -14,7 +14,10 @@ use tidegate_core::{
     Capability, Invalid, Observation, Outcome, Release, Settlement, Token, rule::MOST_UNITS, time,
 };
 
-use super::{Driver, state::Granted};
+use super::{
+    Driver,
+    state::{Granted, Held, State},
+};
 use crate::{LeaseLost, Trouble};
 
 pub(crate) struct Permit {
@@ -73,30 +76,15 @@ impl Permit {
         let driver = &self.driver;
         let tier = self.granted.tier;
         let mut state = driver.lock();
-        let now = driver.clock.now();
         state.in_flight[tier] -= 1;
         let held =
             self.granted.held.filter(|key| state.held.contains(*key)).map(|key| state.held.remove(key));
         if let Some(held) = held {
             let retry_after_ms = retry_after.map(time::ceil_millis);
             let release = Release { token: held.token, outcome, retry_after_ms };
-            let alone =
-                state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
-            match driver.link.sync().filter(|_| alone) {
-                // Nobody waits: it is given back on the spot.
-                Some(sync) => match sync.release(&driver.member, &[release]) {
-                    Ok(reply) => driver.take_head(&mut state, &reply.head, now),
-                    Err(_) => {
-                        driver.release_held(&mut state, &held, release, now);
-                        driver.stir(&mut state);
-                    }
-                },
-                None => {
-                    driver.release_held(&mut state, &held, release, now);
-                    driver.stir(&mut state);
-                }
-            }
-        } else if driver.local_limit.is_some() {
+            driver.let_go(&mut state, &held, release);
+        } else if driver.local_limit.is_some() && !state.waiters.is_empty() {
+            let now = driver.clock.now();
             for line in &mut state.lines {
                 line.room(now);
             }
@@ -109,7 +97,7 @@ impl Permit {
         }
         if driver.hooks.records() {
             let class = driver.member.policy.class(tier).map(tidegate_core::Name::as_str);
-            let hold = now.since(self.granted.since);
+            let hold = driver.clock.now().since(self.granted.since);
             driver.hooks.record(&driver.member.id, |recorder| recorder.released(class, outcome, hold));
             driver.record_load(tier);
         }
@@ -176,6 +164,24 @@ impl Permit {
 
     fn refuse(&self, source: Invalid) {
         self.driver.hooks.report(&Trouble::NotSettled { id: self.id().clone(), source });
+    }
+}
+
+impl Driver {
+    /// Has a lease given back: on the spot, where the store decides on the spot and nobody waits.
+    fn let_go(&self, state: &mut State, held: &Held, release: Release) {
+        let alone =
+            state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
+        let given_back =
+            self.link.sync().filter(|_| alone).map(|sync| sync.release(&self.member, &[release]));
+        if let Some(Ok(reply)) = given_back {
+            let now = self.now_of(&reply.head);
+            self.take_head(state, &reply.head, now, now);
+        } else {
+            let now = self.clock.now();
+            self.release_held(state, held, release, now);
+            self.stir(state);
+        }
     }
 }
 

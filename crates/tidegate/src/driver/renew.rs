@@ -107,7 +107,7 @@ impl Driver {
         };
         let mut state = self.lock();
         let known = state.epoch;
-        self.take_head(&mut state, &reply.head, sent);
+        self.take_head(&mut state, &reply.head, sent, self.clock.now());
         // Leases that a new state does not know are taken up by the next try, which says what was lost.
         let lost_meanwhile = known.is_some() && reply.head.epoch != known && restore.is_none();
         if !lost_meanwhile {

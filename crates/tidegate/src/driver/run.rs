@@ -26,6 +26,7 @@ pub(super) async fn run(driver: Arc<Driver>) {
             let mut state = driver.lock();
             driver.take_pushed(&mut state, pushed, now);
             driver.end_pause(&mut state, now);
+            driver.look_again(&mut state, now);
             if driver.decides_now(&state) {
                 driver.pump(&mut state);
             }
@@ -94,7 +95,9 @@ impl Driver {
                         _ => state.room_wanted = true,
                     }
                 }
-                Wake::Paused { left_ms } => self.note_pause(state, now.plus(Duration::from_millis(left_ms))),
+                Wake::Paused { left_ms } => {
+                    self.note_pause(state, now.plus(Duration::from_millis(left_ms)), now)
+                }
                 Wake::Resumed => self.note_resumed(state),
                 Wake::Limit(limit) => self.take_limit(state, Some(limit)),
                 Wake::Policy { .. } => {
@@ -105,6 +108,18 @@ impl Driver {
                 _ => state.refresh_at = Some(now),
             }
         }
+    }
+
+    /// Looks at the store from time to time, in case a push was lost or there are none.
+    fn look_again(&self, state: &mut State, now: Moment) {
+        let due = state.refresh_at.is_none_or(|at| at <= now);
+        if !due || state.away.is_some() {
+            return;
+        }
+        // The first look is that of whoever had the task started.
+        state.room_wanted |= state.refresh_at.is_some();
+        let every = if state.subscription.is_some() { REFRESH.0 } else { REFRESH.1 };
+        state.refresh_at = Some(now.plus(every));
     }
 
     /// What to send next: the exchange whose answer was lost, or a new one; a probe where the store is away.
@@ -124,10 +139,6 @@ impl Driver {
         if self.link.sync().is_some() {
             return None;
         }
-        let refresh = state.refresh_at.is_some_and(|at| at <= now);
-        if refresh {
-            state.room_wanted = true;
-        }
         let flight = Arc::new(self.build(state, now)?);
         state.flying = Some(Arc::clone(&flight));
         Some(flight)
@@ -146,8 +157,6 @@ impl Driver {
             }
             self.apply(&mut state, flight, answer);
             let now = self.clock.now();
-            let every = if state.subscription.is_some() { REFRESH.0 } else { REFRESH.1 };
-            state.refresh_at = Some(now.plus(every));
             let pause = state.unsent_pause.filter(|_| was_away && state.away.is_none());
             if pause.is_some() {
                 state.unsent_pause = None;
@@ -186,7 +195,7 @@ impl Driver {
         let serves = state.away.is_none() || state.local.is_some();
         let here = self.local_limit.is_none_or(|limit| state.permits() < limit);
         let lines = state.lines.iter().filter(|_| serves && here).filter_map(super::queue::Line::next_due);
-        let refresh = state.refresh_at.filter(|_| state.away.is_none() && self.link.sync().is_none());
+        let refresh = state.refresh_at.filter(|_| state.away.is_none());
         let due = lines.chain(state.next_deadline(now)).chain(state.paused_until).chain(away).chain(refresh);
         due.min()
     }
