@@ -304,6 +304,10 @@ impl Policy {
 
     /// The first field in which `offered` differs from this pinned policy; the revision is no such field.
     pub fn difference(&self, offered: &Self) -> Option<Difference> {
+        // Nearly always they are equal, and nothing need be written out to see that.
+        if self == offered {
+            return None;
+        }
         let bound = |policy: &Self| bound_fields(policy.bound.as_ref());
         let mut fields = vec![
             ("lease_ttl".to_owned(), millis(self.lease_ttl_ms), millis(offered.lease_ttl_ms)),

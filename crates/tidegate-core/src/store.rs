@@ -28,8 +28,8 @@ pub use capability::{Capabilities, Capability};
 pub use error::{Cause, StoreError};
 pub use exchange::{Acquire, Acquired, Exchange, ExchangeReply, Queue, Sequence};
 pub use reply::{
-    AcquireReply, Denial, Grant, Head, Limit, PauseReply, Renewed, Reply, ScopedDenial, ScopedGrant,
-    ScopedReply, Settled,
+    AcquireReply, Brief, Denial, Grant, Head, Limit, Marks, PauseReply, Renewed, Reply, ScopedDenial,
+    ScopedGrant, ScopedReply, Settled,
 };
 pub use request::{
     AcquireRequest, Costs, HandOver, Job, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Observation,
@@ -154,6 +154,18 @@ pub trait Store: Send + Sync + 'static {
 pub trait SyncPath: Send + Sync {
     /// The store's clock, for a driver in the same process that has none of its own.
     fn now(&self) -> crate::time::Moment;
+
+    /// [`acquire`](Self::acquire) for one job that costs 1 in every rule and that nobody waits ahead of, in the tier of a
+    /// class, with no more of an answer than is new: `known` is what the last [`Brief`] said. None, with nothing changed,
+    /// where the job is not granted or takes more than that; it is then asked for in full.
+    fn acquire_one(&self, _member: &Member, _tier: usize, _known: u64) -> Option<Brief> {
+        None
+    }
+
+    /// [`release`](Self::release) for one lease, likewise.
+    fn release_one(&self, _release: &Release, _known: u64) -> Option<Brief> {
+        None
+    }
 
     /// As [`Store::acquire`].
     ///

@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, DriverId, Exchange, ExchangeReply,
+    AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, DriverId, Exchange, ExchangeReply,
     HandOver, Id, IdModel, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy,
     Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot,
     Store, StoreError, Subscription, SyncPath, Token, store, time::Moment,
@@ -242,6 +242,22 @@ impl SyncPath for One {
 
     fn acquire(&self, member: &Member, request: &AcquireRequest) -> Result<Reply<AcquireReply>, StoreError> {
         self.step(|model, now| model.acquire(now, member, request))
+    }
+
+    fn acquire_one(&self, member: &Member, tier: usize, known: u64) -> Option<Brief> {
+        let mut guarded = self.guarded.lock();
+        let now = self.clock.now();
+        guarded.model.acquire_one(now, member, tier, known)
+    }
+
+    fn release_one(&self, release: &Release, known: u64) -> Option<Brief> {
+        let mut guarded = self.guarded.lock();
+        let now = self.clock.now();
+        let brief = guarded.model.release_one(now, release, known);
+        if guarded.model.has_wakes() {
+            Self::push(guarded);
+        }
+        brief
     }
 
     fn acquire_scoped(

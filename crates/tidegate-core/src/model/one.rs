@@ -12,10 +12,10 @@ use crate::{
     rule::{CheckedRule, Observed, RuleKey},
     share,
     store::{
-        self, Acquire, AcquireReply, AcquireRequest, Acquired, Costs, Denial, Exchange, ExchangeReply, Grant,
-        HandOver, Head, Limit, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Observation, Outcome, Page,
-        PauseReply, Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant, ScopedJob,
-        ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake,
+        self, Acquire, AcquireReply, AcquireRequest, Acquired, Brief, Costs, Denial, Exchange, ExchangeReply,
+        Grant, HandOver, Head, Limit, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Marks, Observation,
+        Outcome, Page, PauseReply, Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant,
+        ScopedJob, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake,
         request::{MOST_ACTUAL, at_most, pause_millis},
     },
     time::Moment,
@@ -50,6 +50,9 @@ const OWN_FIRST_MS: u64 = 10;
 /// An extension of a pause is published when it is longer than this.
 const PUBLISHED_MS: u64 = 1_000;
 
+/// What a job costs unless told.
+const UNIT: Costs = Costs { each: 1, named: Vec::new() };
+
 /// A push, and whom it is for: one driver, or all that listen.
 pub type Push = (Option<DriverId>, Wake);
 
@@ -63,6 +66,8 @@ pub struct IdModel {
     last_fence: u64,
     answers: HashMap<DriverId, Kept>,
     due: Due,
+    /// Counts changes of what a head says.
+    seen: u64,
     listening: Vec<DriverId>,
     wakes: Vec<Push>,
 }
@@ -129,7 +134,9 @@ impl IdModel {
         std::mem::take(&mut self.wakes)
     }
 
+    /// Notes a change that all are told of.
     fn push(&mut self, wake: Wake) {
+        self.seen += 1;
         if !self.listening.is_empty() {
             self.wakes.push((None, wake));
         }
@@ -298,6 +305,57 @@ impl IdModel {
         Ok(self.answer(step, was_paused))
     }
 
+    // ---- in brief --------------------------------------------------------------------------------------------------
+
+    /// As [`SyncPath::acquire_one`](crate::SyncPath::acquire_one), at `clock`.
+    pub fn acquire_one(&mut self, clock: Moment, member: &Member, tier: usize, known: u64) -> Option<Brief> {
+        let pinned = self.pinned()?;
+        let plain = Arc::ptr_eq(&pinned.policy, &member.policy)
+            && !pinned.policy.safe_start()
+            && pinned.places.is_empty()
+            && pinned.rate_waiters.is_empty();
+        if !plain {
+            return None;
+        }
+        let step = self.begin(clock).ok()?;
+        if self.paused_ms(step.ms) > 0 {
+            return None;
+        }
+        let life = self.life.as_mut()?;
+        let pinned = life.pinned.as_mut()?;
+        let policy = &*member.policy;
+        let leased = policy.bound().is_some();
+        if leased && pinned.room(tier, &PerTier::default()) == 0 {
+            return None;
+        }
+        for (index, rule) in policy.rules().iter().enumerate() {
+            pinned.levels.own(index)?.room(rule, step.ms, 1).ok()?;
+        }
+        let marks = pinned.spend(step.ms, policy, &UNIT);
+        pinned.used_ms = step.ms;
+        let lease = leased.then(|| {
+            let ttl_ms = policy.lease_ttl_ms();
+            let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms };
+            let token = pinned.leases.grant(life.epoch, step.now.micros(), terms);
+            self.last_fence = token.fence;
+            token
+        });
+        Some(self.brief(step, Some(Grant { lease, marks }), known))
+    }
+
+    /// As [`SyncPath::release_one`](crate::SyncPath::release_one), at `clock`.
+    pub fn release_one(&mut self, clock: Moment, release: &Release, known: u64) -> Option<Brief> {
+        let step = self.begin(clock).ok()?;
+        self.release_step(step, std::slice::from_ref(release)).ok()?;
+        self.offer_room(step);
+        Some(self.brief(step, None, known))
+    }
+
+    fn brief(&self, step: Step, grant: Option<Grant>, known: u64) -> Brief {
+        let is_new = self.seen != known || step.stepped_back_ms > 0;
+        Brief { now: step.now, grant, seen: self.seen, head: is_new.then(|| self.head(step)) }
+    }
+
     // ---- operators -------------------------------------------------------------------------------------------------
 
     /// As [`Operators::snapshot`](crate::Operators::snapshot), at `clock`.
@@ -449,6 +507,7 @@ impl IdModel {
 
     /// Drops all that is kept, as a flush of a store would.
     pub fn wipe(&mut self) {
+        self.seen += 1;
         self.life = None;
         self.answers.clear();
         self.due = Due::default();
@@ -604,6 +663,7 @@ impl IdModel {
     }
 
     fn pause_step(&mut self, step: Step, length_ms: u64) -> PauseReply {
+        self.seen += 1;
         let before_ms = self.paused_ms(step.ms);
         let until_ms = step.ms.saturating_add(length_ms);
         let life = self.live(step);
@@ -955,6 +1015,7 @@ impl IdModel {
         };
         let after = pinned.limit_value();
         self.live(step).pinned = Some(pinned);
+        self.seen += 1;
         if replaced {
             self.push(Wake::Policy { revision: policy.revision() });
             if let (Some(limit), true) = (self.limit(), before != after) {
@@ -1057,8 +1118,12 @@ impl IdModel {
     }
 
     fn answer<T>(&self, step: Step, body: T) -> Reply<T> {
+        Reply { head: self.head(step), body }
+    }
+
+    fn head(&self, step: Step) -> Head {
         let pinned = self.pinned();
-        let head = Head {
+        Head {
             epoch: self.life.as_ref().map(|life| life.epoch),
             now: Some(step.now),
             limit: self.limit(),
@@ -1067,8 +1132,7 @@ impl IdModel {
             revision: pinned.map(|pinned| pinned.policy.revision()),
             lease_ttl_ms: pinned.map(|pinned| pinned.policy.lease_ttl_ms()),
             stepped_back_ms: step.stepped_back_ms,
-        };
-        Reply { head, body }
+        }
     }
 }
 
@@ -1162,7 +1226,7 @@ impl Pinned {
         longest.map(rate_denial)
     }
 
-    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs) -> Vec<u64> {
+    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs) -> Marks {
         let rules = policy.rules().iter().enumerate();
         rules
             .map(|(index, rule)| {
@@ -1198,7 +1262,7 @@ impl Pinned {
         longest.map(rate_denial)
     }
 
-    fn scoped_spend(&mut self, now_ms: u64, policy: &Policy, job: &ScopedJob, due: &mut Due) -> Vec<u64> {
+    fn scoped_spend(&mut self, now_ms: u64, policy: &Policy, job: &ScopedJob, due: &mut Due) -> Marks {
         let rules = policy.rules().iter().enumerate();
         rules
             .map(|(index, rule)| {

@@ -54,7 +54,55 @@ pub struct Grant {
     /// The lease, where concurrency is bounded.
     pub lease: Option<Token>,
     /// What each rule had admitted in all right after this job, in the order of the pinned policy's rules.
-    pub marks: Vec<u64>,
+    pub marks: Marks,
+}
+
+/// A number for each rule, in the order of the policy's rules. The first few need no allocation.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    first: [u64; FEW_MARKS],
+    more: Vec<u64>,
+    len: usize,
+}
+
+const FEW_MARKS: usize = 4;
+
+impl Marks {
+    /// The mark of the rule at `index`.
+    pub fn get(&self, index: usize) -> Option<u64> {
+        let mark = self.first.get(index).or_else(|| self.more.get(index - FEW_MARKS))?;
+        (index < self.len).then_some(*mark)
+    }
+
+    /// Adds the mark of the next rule.
+    pub fn push(&mut self, mark: u64) {
+        match self.first.get_mut(self.len) {
+            Some(place) => *place = mark,
+            None => self.more.push(mark),
+        }
+        self.len += 1;
+    }
+}
+
+impl FromIterator<u64> for Marks {
+    fn from_iter<I: IntoIterator<Item = u64>>(marks: I) -> Self {
+        let mut all = Self::default();
+        marks.into_iter().for_each(|mark| all.push(mark));
+        all
+    }
+}
+
+/// An answer of the synchronous path with no more than is new.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Brief {
+    /// The store's clock.
+    pub now: Moment,
+    /// The permit, for an acquire.
+    pub grant: Option<Grant>,
+    /// Changes with everything in a head but `now` and `held`.
+    pub seen: u64,
+    /// How the id stands, where that changed from what is known.
+    pub head: Option<Head>,
 }
 
 /// Why a job was not granted, and when to come again.

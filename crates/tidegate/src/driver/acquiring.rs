@@ -13,12 +13,12 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{AcquireRequest, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
+use tidegate_core::{AcquireRequest, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
 
 use super::{
     Ask, Driver, Permit,
-    apply::Seen,
-    state::{Flight, Granted, State},
+    apply::Grounds,
+    state::{Granted, State},
 };
 use crate::{AcquireError, AcquireResult, LastCause};
 
@@ -223,6 +223,18 @@ impl Driver {
             return None;
         }
         let sent = if self.on_store_clock { None } else { Some(self.clock.now()) };
+        if self.on_store_clock
+            && Arc::ptr_eq(&ask.job, &self.unit)
+            && let Some(mut brief) = sync.acquire_one(&self.member, tier, state.seen)
+        {
+            self.take_brief(state, &brief);
+            self.ensure_running(state);
+            if let Some(grant) = brief.grant.take() {
+                let now = brief.now;
+                let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
+                return Some(Decided::Granted(self.taken(state, grounds, ask, tier, grant)));
+            }
+        }
         let scoped = self.member.policy.is_scoped();
         let waiting = u32::from(!ask.timeout.is_zero());
         let answer = if scoped {
@@ -268,10 +280,8 @@ impl Driver {
         self.ensure_running(state);
         let (grant, denial) = reply.body;
         if let Some(grant) = grant {
-            let seen = Seen { flight: &Flight::single(sent), head: &reply.head, now };
-            let granted = self.granted(state, seen, tier, Arc::clone(&ask.job), grant);
-            state.in_flight[tier] += 1;
-            state.granted += 1;
+            let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
+            let granted = self.taken(state, grounds, ask, tier, grant);
             return Some(Decided::Granted(granted));
         }
         let denial = denial?;
@@ -294,6 +304,13 @@ impl Driver {
             }));
         }
         Some(Decided::Denied(cause, now.plus(hint)))
+    }
+
+    /// Counts a grant that its asker takes at once.
+    fn taken(&self, state: &mut State, grounds: Grounds, ask: &Ask, tier: usize, grant: Grant) -> Granted {
+        state.in_flight[tier] += 1;
+        state.granted += 1;
+        self.granted(state, grounds, tier, Arc::clone(&ask.job), grant)
     }
 
     /// A grant whose waiter is gone goes to the next that waits for the same, or back.

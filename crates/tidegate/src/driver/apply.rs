@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Acquired, Capability, Denial, Exchange, ExchangeReply, Grant, HandOver, Head,
-    Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore, ScopedJob,
+    Acquire, AcquireRequest, Acquired, Brief, Capability, Denial, Exchange, ExchangeReply, Grant, HandOver,
+    Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore, ScopedJob,
     ScopedRequest, Sequence, Settlement, StoreError,
     store::MOST_TOKENS,
     time::{Moment, ceil_millis},
@@ -21,10 +21,19 @@ use crate::{AcquireError, Direction};
 
 /// An answer, as it is taken apart.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'a> {
-    pub(super) flight: &'a Flight,
-    pub(super) head: &'a Head,
+struct Seen<'a> {
+    flight: &'a Flight,
+    head: &'a Head,
+    now: Moment,
+}
+
+/// When a grant was asked for, on our clock, and given, on both; and whether by this process alone.
+#[derive(Clone, Copy)]
+pub(super) struct Grounds {
+    pub(super) sent: Moment,
     pub(super) now: Moment,
+    pub(super) granted_at: Option<Moment>,
+    pub(super) local: bool,
 }
 
 /// A job that waits for a slot asks again after this long at the latest, and not before the shorter.
@@ -457,7 +466,8 @@ impl Driver {
     }
 
     fn take_grant(&self, state: &mut State, seen: Seen<'_>, tier: usize, job: (usize, u64), grant: Grant) {
-        let Seen { flight, now, .. } = seen;
+        let Seen { flight, head, now } = seen;
+        let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, local: flight.local };
         let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
         // Whoever asked is gone: the next that asks for the same takes it.
         let (key, spec) = match asked {
@@ -467,7 +477,7 @@ impl Driver {
                 None => (None, flight.job(tier, job).unwrap_or_else(|| self.unit_job())),
             },
         };
-        let granted = self.granted(state, seen, tier, spec, grant);
+        let granted = self.granted(state, grounds, tier, spec, grant);
         match key {
             Some(key) => {
                 state.in_flight[tier] += 1;
@@ -482,44 +492,39 @@ impl Driver {
     pub(super) fn granted(
         &self,
         state: &mut State,
-        seen: Seen<'_>,
+        grounds: Grounds,
         tier: usize,
         job: Arc<ScopedJob>,
         grant: Grant,
     ) -> Granted {
-        let Seen { flight, head, now } = seen;
+        let Grounds { sent, now, granted_at, local } = grounds;
         let held = grant.lease.map(|token| {
-            if !flight.local {
+            if !local {
                 self.ensure_renewing(state);
             }
             let stamp = state.stamp();
-            let ttl = if flight.local {
-                Duration::from_millis(self.member.policy.lease_ttl_ms())
-            } else {
-                state.lease_ttl
-            };
-            let deadline = flight.sent.plus(ttl);
-            state.held.insert(Held {
-                stamp,
-                tier,
-                token,
-                local: flight.local,
-                deadline,
-                lost: false,
-                wakers: Vec::new(),
-            })
+            let deadline = sent.plus(state.lease_ttl);
+            state.held.insert(Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() })
         });
         Granted {
             tier,
             job,
             held,
-            token: grant.lease.filter(|_| !flight.local),
-            limit: head.limit.map_or(state.seeded_limit, |limit| limit.value),
-            local: flight.local,
-            granted_at: head.now.filter(|_| !flight.local),
+            token: grant.lease.filter(|_| !local),
+            limit: state.limit.map_or(state.seeded_limit, |limit| limit.value),
+            local,
+            granted_at: granted_at.filter(|_| !local),
             since: now,
             marks: grant.marks,
         }
+    }
+
+    /// Takes in a brief answer.
+    pub(super) fn take_brief(&self, state: &mut State, brief: &Brief) {
+        if let Some(head) = &brief.head {
+            self.take_head(state, head, brief.now, brief.now);
+        }
+        state.seen = brief.seen;
     }
 
     /// Gives back a grant that no one took: its slot at once, and its cost.

@@ -148,7 +148,7 @@ impl Permit {
             remaining: remaining.min(MOST_UNITS),
             reset_at: granted_at.plus(since).plus(reset.min(time::LONGEST)),
             granted_at,
-            mark: self.granted.marks.get(index).copied().unwrap_or(0),
+            mark: self.granted.marks.get(index).unwrap_or(0),
         };
         if self.corrects() {
             let mut state = self.driver.lock();
@@ -172,8 +172,12 @@ impl Driver {
     fn let_go(&self, state: &mut State, held: &Held, release: Release) {
         let alone =
             state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
-        let given_back =
-            self.link.sync().filter(|_| alone).map(|sync| sync.release(&self.member, &[release]));
+        let sync = self.link.sync().filter(|_| alone);
+        let in_brief = sync.filter(|_| self.on_store_clock);
+        if let Some(brief) = in_brief.and_then(|sync| sync.release_one(&release, state.seen)) {
+            return self.take_brief(state, &brief);
+        }
+        let given_back = sync.map(|sync| sync.release(&self.member, &[release]));
         if let Some(Ok(reply)) = given_back {
             let now = self.now_of(&reply.head);
             self.take_head(state, &reply.head, now, now);

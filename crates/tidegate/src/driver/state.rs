@@ -10,7 +10,8 @@ use std::{
 
 use slab::Slab;
 use tidegate_core::{
-    Epoch, Exchange, Limit, Member, Policy, ScopedJob, Subscription, Token, time::LONGEST, time::Moment,
+    Epoch, Exchange, Limit, Marks, Member, Policy, ScopedJob, Subscription, Token, time::LONGEST,
+    time::Moment,
 };
 
 use super::{
@@ -41,6 +42,8 @@ pub(super) struct State {
     pub(super) unhanded: Vec<(usize, u64)>,
     pub(super) unsent_pause: Option<Moment>,
     pub(super) restore: Option<tidegate_core::Restore>,
+    /// What the last brief answer of the synchronous path said.
+    pub(super) seen: u64,
     pub(super) epoch: Option<Epoch>,
     pub(super) limit: Option<Limit>,
     pub(super) lease_ttl: Duration,
@@ -107,7 +110,7 @@ pub(crate) struct Granted {
     pub(super) granted_at: Option<Moment>,
     /// On ours.
     pub(super) since: Moment,
-    pub(super) marks: Vec<u64>,
+    pub(super) marks: Marks,
 }
 
 /// A lease that this process holds.
@@ -166,6 +169,7 @@ impl State {
             unhanded: Vec::new(),
             unsent_pause: None,
             restore: None,
+            seen: 0,
             epoch: None,
             limit: None,
             lease_ttl: Duration::from_millis(policy.lease_ttl_ms()),
