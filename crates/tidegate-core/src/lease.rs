@@ -209,7 +209,8 @@ impl Leases {
 
     /// Takes the token's own slot, for a lease of an earlier epoch, iff it is free and no higher fence was given for it.
     pub(crate) fn take_up(&mut self, token: Token, terms: Terms<'_>) -> bool {
-        if token.slot >= crate::policy::MOST_LEASES {
+        // No store has given such a fence, and there would be none above it.
+        if token.slot >= crate::policy::MOST_LEASES || token.fence >= crate::time::EXACT {
             return false;
         }
         self.grow_to(token.slot);
@@ -448,6 +449,8 @@ mod tests {
         assert!(leases.release(new, 0, 0));
         assert!(!leases.take_up(old(0, 999), terms(&owner, 0, 10)), "a higher fence was given");
         assert!(!leases.take_up(old(NONE, 1), terms(&owner, 0, 10)), "no such slot");
+        assert!(!leases.take_up(old(6, 1 << 53), terms(&owner, 0, 10)), "no such fence");
+        assert!(leases.take_up(old(6, (1 << 53) - 1), terms(&owner, 0, 10)));
     }
 
     #[test]

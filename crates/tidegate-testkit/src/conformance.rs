@@ -300,11 +300,7 @@ impl From<Invalid> for Failure {
 
 /// Fails unless `got` is `expected`.
 fn same<T: PartialEq + fmt::Debug>(got: T, expected: T, what: impl fmt::Display) -> Result<(), Failure> {
-    if got == expected {
-        Ok(())
-    } else {
-        Err(Failure(format!("{what}: expected {expected:?}, got {got:?}")))
-    }
+    if got == expected { Ok(()) } else { Err(Failure(format!("{what}: expected {expected:?}, got {got:?}"))) }
 }
 
 /// Fails unless `holds`.

@@ -9,19 +9,13 @@ use std::{
 };
 
 use tidegate_core::{
-    Acquire, AcquireReply, AcquireRequest, Answer, Capabilities, Capability, DriverId, Exchange,
-    ExchangeReply, HandOver, Id, IdModel, LeaseView, Listener, Member, Model, Observation, Operators, Page,
-    PauseReply, Policy, Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled,
-    Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token,
-    model::Push,
-    time::Moment,
+    Acquire, AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, DriverId, Exchange,
+    ExchangeReply, HandOver, Head, Id, IdModel, LeaseView, Listener, Member, Model, Observation, Operators,
+    Page, PauseReply, Policy, Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled,
+    Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token, model::Push, time::Moment,
 };
 
-use crate::{
-    clock::SettableClock,
-    subject::Subject,
-    task::lock,
-};
+use crate::{clock::SettableClock, subject::Subject, task::lock};
 
 /// The reference as a store, for tests of what stands on a store and of the kit itself. A cheap clone of one state.
 ///
@@ -29,11 +23,11 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// use tidegate_core::Capability;
+/// use tidegate_core::Capabilities;
 /// use tidegate_testkit::{Kit, reference::ModelStore};
 ///
-/// let report = Kit::new(|| ModelStore::default().without(Capability::Leases).subject()).filter("ST-8").run_blocking();
-/// report.assert();
+/// let minimal = || ModelStore::default().declaring(Capabilities::NONE).subject();
+/// Kit::new(minimal).filter("ST-3").run_blocking().assert();
 /// ```
 #[derive(Clone)]
 pub struct ModelStore {
@@ -55,8 +49,11 @@ struct Shared {
 #[derive(Default)]
 struct Listeners {
     next: u64,
-    by_id: HashMap<Id, Vec<(u64, DriverId, Arc<dyn Listener>)>>,
+    by_id: HashMap<Id, Vec<Known>>,
 }
+
+/// A subscription by its number: whose it is, and who is told.
+type Known = (u64, DriverId, Arc<dyn Listener>);
 
 impl Default for ModelStore {
     /// All capabilities, and a clock of its own.
@@ -130,28 +127,41 @@ impl ModelStore {
         Ok(())
     }
 
-    fn step<T>(
-        &self,
-        id: &Id,
-        step: impl FnOnce(&mut IdModel, Moment) -> Result<Reply<T>, StoreError>,
-    ) -> Result<Reply<T>, StoreError> {
-        let answer = {
+    /// One step on an id; what is to be pushed is pushed after it.
+    fn with<T>(&self, id: &Id, step: impl FnOnce(&mut IdModel, Moment) -> T) -> T {
+        let (answer, pushes) = {
             let mut model = lock(&self.shared.model);
             let one = model.id(id);
             let answer = step(one, self.shared.clock.now());
             if one.has_wakes() {
                 let wakes = one.take_wakes().into_iter().map(|push| (id.clone(), push));
                 lock(&self.shared.outbox).extend(wakes);
+                (answer, true)
+            } else {
+                (answer, false)
             }
-            answer
         };
-        self.tell();
-        answer.map(|mut reply| {
-            if !self.capabilities.has(Capability::Epoch) {
-                reply.head.epoch = None;
-            }
-            reply
-        })
+        if pushes {
+            self.tell();
+        }
+        answer
+    }
+
+    fn step<T>(
+        &self,
+        id: &Id,
+        step: impl FnOnce(&mut IdModel, Moment) -> Result<Reply<T>, StoreError>,
+    ) -> Result<Reply<T>, StoreError> {
+        let mut reply = self.with(id, step)?;
+        self.hide(&mut reply.head);
+        Ok(reply)
+    }
+
+    /// Leaves out what is not declared.
+    fn hide(&self, head: &mut Head) {
+        if !self.capabilities.has(Capability::Epoch) {
+            head.epoch = None;
+        }
     }
 
     fn tell(&self) {
@@ -181,7 +191,11 @@ impl ModelStore {
         }
     }
 
-    fn acquire_now(&self, member: &Member, request: &AcquireRequest) -> Result<Reply<AcquireReply>, StoreError> {
+    fn acquire_now(
+        &self,
+        member: &Member,
+        request: &AcquireRequest,
+    ) -> Result<Reply<AcquireReply>, StoreError> {
         self.need_for(&member.policy)?;
         self.step(&member.id, |one, now| one.acquire(now, member, request))
     }
@@ -338,8 +352,9 @@ impl Store for ModelStore {
         Box::pin(async move { parts.exchange(member, exchange).await })
     }
 
-    fn sync_path(&self, _: &Id) -> Option<Arc<dyn SyncPath>> {
-        self.capabilities.has(Capability::Sync).then(|| Arc::new(self.clone()) as Arc<dyn SyncPath>)
+    fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
+        let path = || Arc::new(Path { store: self.clone(), id: id.clone() }) as Arc<dyn SyncPath>;
+        self.capabilities.has(Capability::Sync).then(path)
     }
 
     fn subscribe(&self, id: &Id, driver: DriverId, listener: Arc<dyn Listener>) -> Option<Subscription> {
@@ -363,9 +378,29 @@ impl Store for ModelStore {
     }
 }
 
-impl SyncPath for ModelStore {
+/// The synchronous path of one id.
+struct Path {
+    store: ModelStore,
+    id: Id,
+}
+
+impl SyncPath for Path {
+    fn now(&self) -> Moment {
+        self.store.shared.clock.now()
+    }
+
+    fn acquire_one(&self, member: &Member, tier: usize, known: u64) -> Option<Brief> {
+        self.store.need_for(&member.policy).ok()?;
+        self.brief(|one, now| one.acquire_one(now, member, tier, known))
+    }
+
+    fn release_one(&self, release: &Release, known: u64) -> Option<Brief> {
+        self.store.need(Capability::Leases).ok()?;
+        self.brief(|one, now| one.release_one(now, release, known))
+    }
+
     fn acquire(&self, member: &Member, request: &AcquireRequest) -> Result<Reply<AcquireReply>, StoreError> {
-        self.acquire_now(member, request)
+        self.store.acquire_now(member, request)
     }
 
     fn acquire_scoped(
@@ -373,22 +408,32 @@ impl SyncPath for ModelStore {
         member: &Member,
         request: &ScopedRequest,
     ) -> Result<Reply<ScopedReply>, StoreError> {
-        self.scoped_now(member, request)
+        self.store.scoped_now(member, request)
     }
 
     fn release(&self, member: &Member, releases: &[Release]) -> Result<Reply<()>, StoreError> {
-        self.release_now(&member.id, releases)
+        self.store.release_now(&member.id, releases)
     }
 
     fn exchange(&self, member: &Member, exchange: &Exchange) -> Result<Reply<ExchangeReply>, StoreError> {
-        self.exchange_now(member, exchange)
+        self.store.exchange_now(member, exchange)
+    }
+}
+
+impl Path {
+    fn brief(&self, step: impl FnOnce(&mut IdModel, Moment) -> Option<Brief>) -> Option<Brief> {
+        let mut brief = self.store.with(&self.id, step)?;
+        if let Some(head) = &mut brief.head {
+            self.store.hide(head);
+        }
+        Some(brief)
     }
 }
 
 impl Operators for ModelStore {
     fn ids<'a>(&'a self, after: Option<&'a Id>, most: usize) -> Answer<'a, Page<Id>> {
         let page = lock(&self.shared.model).ids(after, most);
-        now(page.map(|body| Reply { head: tidegate_core::Head::default(), body }))
+        now(page.map(|body| Reply { head: Head::default(), body }))
     }
 
     fn snapshot<'a>(&'a self, id: &'a Id) -> Answer<'a, Option<Snapshot>> {
@@ -434,7 +479,7 @@ impl Store for OneByOne {
     }
 
     fn acquire<'a>(&'a self, member: &'a Member, request: &'a AcquireRequest) -> Answer<'a, AcquireReply> {
-        Store::acquire(&self.0, member, request)
+        self.0.acquire(member, request)
     }
 
     fn pause<'a>(&'a self, id: &'a Id, length: Duration) -> Answer<'a, PauseReply> {
@@ -450,11 +495,11 @@ impl Store for OneByOne {
         member: &'a Member,
         request: &'a ScopedRequest,
     ) -> Answer<'a, ScopedReply> {
-        Store::acquire_scoped(&self.0, member, request)
+        self.0.acquire_scoped(member, request)
     }
 
     fn release<'a>(&'a self, member: &'a Member, releases: &'a [Release]) -> Answer<'a, ()> {
-        Store::release(&self.0, member, releases)
+        self.0.release(member, releases)
     }
 
     fn renew<'a>(

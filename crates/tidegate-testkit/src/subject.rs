@@ -29,8 +29,8 @@ where
     T::IntoFuture: Send,
 {
     fn open(&self) -> Task<'_, Subject> {
-        let opening = self().into_future();
-        Box::pin(opening)
+        // Made when it is first polled, so that a factory that panics does so where that is caught.
+        Box::pin(async move { self().await })
     }
 }
 

@@ -6,9 +6,27 @@
 //!
 //! Spec: AS-14.
 
-use std::{sync::OnceLock, thread};
+use std::{panic::catch_unwind, sync::OnceLock, thread, time::Duration};
 
 use tokio::runtime::{Builder, Handle};
+
+use crate::clock::Sleep;
+
+/// The caller's runtime, where there is one that keeps time: one without timers would panic at the first.
+pub(crate) fn callers() -> Option<Handle> {
+    let callers = Handle::try_current().ok()?;
+    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok().then_some(callers)
+}
+
+/// A timer of the caller's runtime, or of ours where the caller has none.
+pub(crate) fn sleep(length: Duration) -> Sleep {
+    if callers().is_some() {
+        return Box::pin(tokio::time::sleep(length));
+    }
+    let Some(ours) = handle() else { return Box::pin(std::future::pending()) };
+    let _entered = ours.enter();
+    Box::pin(tokio::time::sleep(length))
+}
 
 /// The runtime of the thread; none where the system would not start one.
 pub(crate) fn handle() -> Option<&'static Handle> {

@@ -6,8 +6,13 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tidegate_core::{SyncPath, time::Moment};
 
+use crate::background;
+
 /// Waits until a moment of its clock.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What goes on in the background of a primitive.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What now is, and waiting. Never runs back.
 pub trait Clock: Send + Sync + 'static {
@@ -20,6 +25,15 @@ pub trait Clock: Send + Sync + 'static {
     /// Whether this clock goes by itself. Renewals have a thread of their own on one that does, and are a task on one
     /// that is set.
     fn pace(&self) -> Pace;
+
+    /// Runs a task, where the clock is that of an executor which is no tokio runtime; gives it back where it is not, and
+    /// then it runs on the caller's runtime.
+    ///
+    /// # Errors
+    /// The task, unchanged.
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        Err(task)
+    }
 }
 
 /// How a clock goes.
@@ -60,7 +74,7 @@ impl Clock for SystemClock {
     }
 
     fn sleep_until(&self, at: Moment) -> Sleep {
-        Box::pin(tokio::time::sleep(at.since(self.now())))
+        background::sleep(at.since(self.now()))
     }
 
     fn pace(&self) -> Pace {
@@ -97,7 +111,7 @@ impl Clock for StoreClock {
     }
 
     fn sleep_until(&self, at: Moment) -> Sleep {
-        Box::pin(tokio::time::sleep(at.since(self.now())))
+        background::sleep(at.since(self.now()))
     }
 
     fn pace(&self) -> Pace {
@@ -156,6 +170,10 @@ impl<C: Clock> Clock for Arc<C> {
 
     fn pace(&self) -> Pace {
         (**self).pace()
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        (**self).spawn(task)
     }
 }
 

@@ -46,12 +46,12 @@ mod queue;
 mod renew;
 mod run;
 mod state;
+mod task;
 
 pub(crate) use acquiring::Acquiring;
 pub(crate) use local::Fallback;
 pub(crate) use permit::Permit;
 
-use notice::Notice;
 use state::{State, Waiter};
 
 /// What a driver is built from.
@@ -166,6 +166,10 @@ impl Driver {
     }
 
     pub(crate) fn events(&self) -> broadcast::Receiver<Event> {
+        let mut state = self.lock();
+        // Whoever listens hears of what others do, though this process may do nothing itself.
+        self.ensure_running(&mut state);
+        self.unlock(state);
         self.events.subscribe()
     }
 
@@ -234,6 +238,9 @@ impl Driver {
         let sent = self.clock.now();
         let answer = self.link.exchange(&self.member, &exchange).await;
         let mut state = self.lock();
+        if answer.is_err() {
+            self.note_store_error(&mut state);
+        }
         let answer = answer.map(|reply| self.take_head(&mut state, &reply.head, sent, self.clock.now()));
         self.ensure_running(&mut state);
         self.unlock(state);
@@ -242,6 +249,21 @@ impl Driver {
 
     /// Pauses the fleet; this process at once, even when the store is away.
     pub(crate) async fn pause(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
+        let unfinished = Unfinished { driver: self, control: Some(Control::Pause) };
+        let answer = self.pause_now(length).await;
+        unfinished.done();
+        answer
+    }
+
+    /// Ends a pause.
+    pub(crate) async fn resume(&self) -> Result<Reply<bool>, StoreError> {
+        let unfinished = Unfinished { driver: self, control: Some(Control::Resume) };
+        let answer = self.resume_now().await;
+        unfinished.done();
+        answer
+    }
+
+    async fn pause_now(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
         {
             let mut state = self.lock();
             let now = self.clock.now();
@@ -249,10 +271,14 @@ impl Driver {
             self.note_pause(&mut state, until, now);
             // Whoever knows of it sets it again, until the store has it.
             state.unsent_pause = Some(until);
+            state.owed = None;
             self.unlock(state);
         }
         let answer = self.link.pause(&self.member, length).await;
         let mut state = self.lock();
+        if answer.is_err() {
+            self.note_store_error(&mut state);
+        }
         match &answer {
             Ok(reply) => {
                 state.unsent_pause = None;
@@ -270,17 +296,20 @@ impl Driver {
         answer
     }
 
-    /// Ends a pause.
-    pub(crate) async fn resume(&self) -> Result<Reply<bool>, StoreError> {
+    async fn resume_now(&self) -> Result<Reply<bool>, StoreError> {
         {
             let mut state = self.lock();
             state.unsent_pause = None;
+            state.owed = None;
             self.note_resumed(&mut state);
             self.unlock(state);
         }
         self.bell.notify_one();
         let answer = self.link.resume(&self.member).await;
         let mut state = self.lock();
+        if answer.is_err() {
+            self.note_store_error(&mut state);
+        }
         self.note_resumed(&mut state);
         self.pump(&mut state);
         self.unlock(state);
@@ -306,8 +335,14 @@ impl Driver {
         self.state.lock()
     }
 
-    /// Lets go of the lock, then tells whoever is to be told.
+    /// Lets go of the lock, then wakes and tells whoever is to be woken and told.
     fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        let wakers = std::mem::take(&mut state.wakers);
+        if !wakers.is_empty() {
+            drop(state);
+            wakers.into_iter().for_each(std::task::Waker::wake);
+            state = self.lock();
+        }
         if state.notices.is_empty() || state.delivering {
             return;
         }
@@ -321,18 +356,13 @@ impl Driver {
         state.delivering = false;
     }
 
-    /// Has a task for this driver, on the caller's runtime or on our own.
+    /// Has a task for this driver: with its clock, on the caller's runtime or on our own.
     fn ensure_running(&self, state: &mut State) {
         if state.running {
             return;
         }
-        let Some(me) = self.me.upgrade() else { return };
-        let handle = tokio::runtime::Handle::try_current().ok();
-        let Some(handle) = handle.filter(keeps_time).or_else(|| background::handle().cloned()) else {
-            return;
-        };
-        state.running = true;
-        handle.spawn(run::run(me));
+        state.running = self.start(run::run, run::gone, background::callers)
+            || self.start(run::run, run::gone, || background::handle().cloned());
     }
 
     /// Has the renewals of this driver running.
@@ -340,14 +370,10 @@ impl Driver {
         if state.renewing {
             return;
         }
-        let Some(me) = self.me.upgrade() else { return };
-        let handle = match self.clock.pace() {
+        state.renewing = self.start(renew::renew, renew::gone, || match self.clock.pace() {
             Pace::Real => background::handle().cloned(),
             Pace::Set => tokio::runtime::Handle::try_current().ok(),
-        };
-        let Some(handle) = handle else { return };
-        state.renewing = true;
-        handle.spawn(renew::renew(me));
+        });
     }
 
     /// Everything that can be decided without waiting is decided.
@@ -355,7 +381,11 @@ impl Driver {
         while let Some(flight) = self.build(state, self.clock.now()) {
             let answer = if state.away.is_some() {
                 match state.local.as_mut() {
-                    Some(local) => local.exchange(self.clock.now(), &flight.exchange),
+                    Some(local) => {
+                        let now = self.clock.now();
+                        local.pause_until(now, state.paused_until);
+                        local.exchange(now, &flight.exchange)
+                    }
                     None => return,
                 }
             } else {
@@ -387,10 +417,36 @@ impl Driver {
     }
 }
 
-/// Whether a runtime has timers: one without would panic at the first.
-fn keeps_time(handle: &tokio::runtime::Handle) -> bool {
-    let _entered = handle.enter();
-    std::panic::catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
+/// What is asked of the whole fleet.
+#[derive(Clone, Copy)]
+enum Control {
+    Pause,
+    Resume,
+}
+
+/// A control that was begun: the task ends it where its caller goes away.
+struct Unfinished<'a> {
+    driver: &'a Driver,
+    control: Option<Control>,
+}
+
+impl Unfinished<'_> {
+    fn done(mut self) {
+        self.control = None;
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.control.is_none() {
+            return;
+        }
+        let mut state = self.driver.lock();
+        state.owed = self.control;
+        self.driver.ensure_running(&mut state);
+        self.driver.unlock(state);
+        self.driver.bell.notify_one();
+    }
 }
 
 fn singles(policy: &Policy, tier: usize) -> [AcquireRequest; 2] {

@@ -9,7 +9,7 @@ use tidegate_core::{Id, Invalid, Name, StoreError, Token, rule::RuleKey};
 /// A primitive that cannot be built: an option that cannot be taken, or a store that lacks what it needs. Nothing was
 /// started, and nothing was asked of the store.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot build {id:?}")]
+#[error("cannot build {:?}", shown(id))]
 pub struct BuildError {
     /// The id, as it was given.
     pub id: String,
@@ -32,6 +32,13 @@ impl BuildError {
     pub fn option(&self) -> &str {
         &self.invalid.option
     }
+}
+
+/// The longest part of an id that cannot be taken that an error repeats, in characters: no good id is longer.
+const SHOWN: usize = 200;
+
+fn shown(id: &str) -> &str {
+    id.char_indices().nth(SHOWN).map_or(id, |(end, _)| &id[..end])
 }
 
 /// Why a job got no permit.
@@ -223,6 +230,13 @@ impl ControlError {
             Self::Unavailable { .. } => "unavailable",
         }
     }
+
+    /// The id.
+    pub const fn id(&self) -> &Id {
+        match self {
+            Self::InvalidOptions { id, .. } | Self::Unavailable { id, .. } => id,
+        }
+    }
 }
 
 /// The error of a call that was made under a permit: either there was no permit, and the call never ran, or it is the
@@ -237,10 +251,52 @@ pub enum CallError<E> {
     Call(E),
 }
 
+impl<E> CallError<E> {
+    /// A stable word for the kind of error: that of the acquire, or `call` for the call's own.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Acquire(error) => error.code(),
+            Self::Call(_) => "call",
+        }
+    }
+
+    /// The call's own error, or that of the acquire as one: for an error type that takes both, `anyhow::Error` for one.
+    ///
+    /// # Examples
+    /// ```
+    /// use tidegate::{Acquire, AdaptiveSemaphore, CallError, MemoryStore};
+    ///
+    /// type AnyError = Box<dyn std::error::Error + Send + Sync>;
+    ///
+    /// async fn call_provider() -> Result<u32, AnyError> {
+    ///     Ok(7)
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), AnyError> {
+    /// let semaphore = AdaptiveSemaphore::builder("my-provider-api", 10).build(MemoryStore::new())?;
+    /// let answer = semaphore.with_lease(Acquire::new(), call_provider).await.map_err(CallError::into_inner)?;
+    /// assert_eq!(answer, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_inner(self) -> E
+    where
+        E: From<AcquireError>,
+    {
+        match self {
+            Self::Acquire(error) => error.into(),
+            Self::Call(error) => error,
+        }
+    }
+}
+
 /// A lease that ended while it was held: its TTL ran out, or the store no longer knows it. Another may hold the slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("lease {token} was lost")]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{id}: lease {token} was lost")]
 pub struct LeaseLost {
+    /// The id.
+    pub id: Id,
     /// Its token.
     pub token: Token,
     /// Its slot.
@@ -250,8 +306,8 @@ pub struct LeaseLost {
 }
 
 impl LeaseLost {
-    pub(crate) const fn of(token: Token) -> Self {
-        Self { token, slot: token.slot, fence: token.fence }
+    pub(crate) fn new(id: &Id, token: Token) -> Self {
+        Self { id: id.clone(), token, slot: token.slot, fence: token.fence }
     }
 
     /// A stable word for the kind of error: `lease_lost`.
@@ -291,7 +347,7 @@ pub enum Trouble {
         source: StoreError,
     },
     /// A lease ended while it was held.
-    #[error("{id}: {source}")]
+    #[error("{id}: a lease was lost while it was held")]
     LeaseLost {
         /// The id.
         id: Id,
@@ -362,6 +418,22 @@ impl Trouble {
             Self::NotSettled { .. } => "invalid_options",
             Self::Undelivered { .. } => "undelivered",
             Self::Panicked { .. } => "panicked",
+        }
+    }
+
+    /// The id.
+    pub const fn id(&self) -> &Id {
+        match self {
+            Self::StoreAway { id, .. }
+            | Self::StoreBack { id, .. }
+            | Self::Refused { id, .. }
+            | Self::LeaseLost { id, .. }
+            | Self::StateLost { id }
+            | Self::ClockSetBack { id, .. }
+            | Self::DebtCut { id, .. }
+            | Self::NotSettled { id, .. }
+            | Self::Undelivered { id, .. }
+            | Self::Panicked { id, .. } => id,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use tidegate_core::{Capability, DriverId, Id, Invalid, Member, OnSuperseded, Owner, Policy, Store, time};
+use tidegate_core::{Bound, Capability, DriverId, Id, Invalid, Member, OnSuperseded, Owner, Policy, Store, time};
 
 use crate::{
     BuildError, Metrics, Trouble,
@@ -114,8 +114,13 @@ impl Options {
             }
         }
         if let Some(metrics) = &self.metrics {
+            metrics.check().map_err(refused)?;
             let classes = policy.classes().iter().map(|class| Some(class.name.to_string())).chain([None]);
-            self.hooks.recorders.push(Arc::new(Facade::new(metrics, &id, classes)));
+            let limit = policy.bound().map(|bound| match bound {
+                Bound::Fixed(limit) => *limit,
+                Bound::Adaptive(_) => initial_limit,
+            });
+            self.hooks.recorders.push(Arc::new(Facade::new(metrics, &id, classes, limit)));
         }
         let driver = DriverId(fastrand::u128(1..));
         let member = Member {

@@ -1,6 +1,7 @@
 //! The user's own code: where it is kept, and how it is called.
 //!
-//! It runs outside every lock; a panic in it is caught, reported and changes nothing else.
+//! It runs outside every lock; a panic in it is caught, reported and changes nothing else. Subscribers of `tracing` count
+//! as such code.
 //!
 //! Spec: BI-4.
 
@@ -26,25 +27,22 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Reports trouble: to `on_error`, or to `tracing` where there is none.
+    /// Reports trouble: to `on_error`, or to `tracing` where there is none. Never panics.
     pub(crate) fn report(&self, trouble: &Trouble) {
         match &self.on_error {
             Some(on_error) => {
                 if let Err(panic) = caught(|| on_error(trouble)) {
-                    tracing::error!(
-                        code = "panicked",
-                        place = "on_error",
-                        message = said(&*panic),
-                        "{trouble}"
-                    );
+                    // A subscriber that panics as well has had its chance.
+                    let _ = caught(|| {
+                        tracing::error!(code = "panicked", place = "on_error", panic, "{trouble}");
+                    });
                 }
             }
-            None if matches!(trouble, Trouble::StoreBack { .. }) => {
-                tracing::info!(code = trouble.code(), "{trouble}")
-            }
+            // A change of mode is an event by itself.
+            None if matches!(trouble, Trouble::StoreAway { .. } | Trouble::StoreBack { .. }) => {}
             None => {
                 let source = std::error::Error::source(trouble).map(tracing::field::display);
-                tracing::warn!(code = trouble.code(), source, "{trouble}");
+                let _ = caught(|| tracing::warn!(code = trouble.code(), source, "{trouble}"));
             }
         }
     }
@@ -70,17 +68,25 @@ impl Hooks {
     pub(crate) fn guard<T>(&self, id: &Id, place: &'static str, code: impl FnOnce() -> T) -> Option<T> {
         match caught(code) {
             Ok(value) => Some(value),
-            Err(panic) => {
-                self.report(&Trouble::Panicked { id: id.clone(), place, message: said(&*panic).to_owned() });
+            Err(message) => {
+                self.report(&Trouble::Panicked { id: id.clone(), place, message });
                 None
             }
         }
     }
 }
 
-fn caught<T>(code: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+/// Runs code; what it said where it panicked.
+fn caught<T>(code: impl FnOnce() -> T) -> Result<T, String> {
     // What the code left half done is its own; nothing of ours is borrowed by it.
-    catch_unwind(AssertUnwindSafe(code))
+    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
+        let message = said(&*panic).to_owned();
+        // What was thrown can be anything, and panic in turn when it is dropped.
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(again);
+        }
+        message
+    })
 }
 
 fn said(panic: &(dyn Any + Send)) -> &str {

@@ -3,7 +3,7 @@
 //! A lock per id, the model of that id behind it, and a clock. Everything that the contract knows, it can do.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt,
     ops::Bound::{Excluded, Unbounded},
     sync::{Arc, Weak, mpsc},
@@ -56,7 +56,8 @@ struct One {
 #[derive(Default)]
 struct Guarded {
     model: IdModel,
-    listeners: HashMap<DriverId, Arc<dyn Listener>>,
+    /// In a fixed order, so that a simulation goes the same way each time.
+    listeners: BTreeMap<DriverId, Arc<dyn Listener>>,
     /// Whether the sweeper looks after this id.
     swept: bool,
 }

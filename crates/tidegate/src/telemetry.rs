@@ -1,29 +1,16 @@
 //! What people see: metrics through the `metrics` facade, or a recorder of their own.
 //!
-//! | metric | kind | labels | what |
-//! |---|---|---|---|
-//! | `tidegate_acquire_wait_seconds` | histogram | `id`, `class`, `result` | how long an acquire took, by how it ended |
-//! | `tidegate_lease_hold_seconds` | histogram | `id`, `class`, `outcome` | how long a permit was held, by how it ended |
-//! | `tidegate_acquires_total` | counter | `id`, `class`, `result` | acquires, by how they ended |
-//! | `tidegate_releases_total` | counter | `id`, `class`, `outcome` | releases, by outcome |
-//! | `tidegate_throttles_total` | counter | `id` | throttled releases, those that changed nothing too |
-//! | `tidegate_denials_total` | counter | `id`, `type` | jobs denied, by `slots`, `rate` or `pause` |
-//! | `tidegate_pauses_total` | counter | `id` | pauses that this process saw begin |
-//! | `tidegate_limit_changes_total` | counter | `id`, `type` | changes of the limit seen: `increase`, `decrease`, `init` |
-//! | `tidegate_store_errors_total` | counter | `id` | exchanges that failed |
-//! | `tidegate_store_round_trip_seconds` | histogram | `id` | how long an exchange with the store took |
-//! | `tidegate_limit` | gauge | `id` | the limit in force, as this process knows it |
-//! | `tidegate_in_flight` | gauge | `id`, `class` | permits held in this process |
-//! | `tidegate_queued` | gauge | `id`, `class` | jobs waiting in this process |
-//!
-//! Counters appear at 0 when a primitive is built. The prefix (`tidegate`) and constant labels are set per primitive.
+//! What is recorded, under which names: [`Metrics`].
 //!
 //! Spec: OB-1.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
-use metrics::{Counter, Gauge, Histogram, Label};
-use tidegate_core::{Id, Outcome};
+use metrics::{Counter, Gauge, Histogram, Label, Unit};
+use tidegate_core::{Id, Invalid, Name, Outcome};
 
 use crate::LastCause;
 
@@ -103,6 +90,29 @@ pub trait Recorder: Send + Sync {
 
 /// The `metrics` facade, with a prefix and constant labels of one's own.
 ///
+/// | metric | kind | labels | what |
+/// |---|---|---|---|
+/// | `tidegate_acquire_wait_seconds` | histogram | `id`, `class`, `result` | how long an acquire took, by how it ended |
+/// | `tidegate_lease_hold_seconds` | histogram | `id`, `class`, `outcome` | how long a permit was held, by how it ended |
+/// | `tidegate_acquires_total` | counter | `id`, `class`, `result` | acquires, by how they ended; not those of a job that cannot be taken |
+/// | `tidegate_releases_total` | counter | `id`, `class`, `outcome` | releases, by outcome |
+/// | `tidegate_throttles_total` | counter | `id` | throttled releases, those that changed nothing too |
+/// | `tidegate_denials_total` | counter | `id`, `type` | jobs denied, by what denied them first: `slots`, `rate` or `pause` |
+/// | `tidegate_pauses_total` | counter | `id` | pauses that this process saw begin |
+/// | `tidegate_limit_changes_total` | counter | `id`, `type` | changes of the limit seen: `increase`, `decrease`, `init` |
+/// | `tidegate_store_errors_total` | counter | `id` | operations of the store that failed |
+/// | `tidegate_store_round_trip_seconds` | histogram | `id` | how long an exchange with the store took |
+/// | `tidegate_limit` | gauge | `id` | the fleet's limit of concurrency, as this process knows it; not there without one |
+/// | `tidegate_in_flight` | gauge | `id`, `class` | permits held in this process |
+/// | `tidegate_queued` | gauge | `id`, `class` | jobs waiting in this process |
+///
+/// `result` is `granted`, `timeout` (no room in time, or a full queue), `unavailable` (no answer of the store, or a policy
+/// that it refuses), `closed` or `cancelled`; `outcome` is `success`, `throttled` or `failure`; `class` is empty for jobs
+/// without one.
+///
+/// The exporter (Prometheus, OTLP, StatsD, ...) is the program's choice. Install it before a primitive is built: everything
+/// is registered then, with counters at 0.
+///
 /// # Examples
 /// ```
 /// use tidegate::{AdaptiveSemaphore, MemoryStore, Metrics};
@@ -112,6 +122,8 @@ pub trait Recorder: Send + Sync {
 ///     .build(MemoryStore::new())?;
 /// # Ok::<(), tidegate::BuildError>(())
 /// ```
+///
+/// Spec: OB-1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Metrics {
@@ -125,18 +137,34 @@ impl Metrics {
         Self { prefix: "tidegate".to_owned(), labels: Vec::new() }
     }
 
-    /// The part of each name before the first `_`.
+    /// What each name begins with, before a `_`: `tidegate` unless told; 1 to 64 of `A-Z a-z 0-9 _ . -`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// A label that is the same on all.
+    /// A label that is the same on all: its name is 1 to 64 of `A-Z a-z 0-9 _ . -`, and none of those that are set here.
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.labels.push((name.into(), value.into()));
         self
     }
+
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        Name::new("metrics.prefix", &self.prefix)?;
+        for (at, (name, _)) in self.labels.iter().enumerate() {
+            Name::new("metrics.label", name)?;
+            let twice = self.labels.iter().take(at).any(|(earlier, _)| earlier == name);
+            if twice || OWN_LABELS.contains(&name.as_str()) {
+                let allowed = format!("each name once, and none of {}", OWN_LABELS.join(", "));
+                return Err(Invalid::new("metrics.label", name, allowed));
+            }
+        }
+        Ok(())
+    }
 }
+
+/// The labels that are set here.
+const OWN_LABELS: [&str; 5] = ["id", "class", "outcome", "result", "type"];
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -151,7 +179,7 @@ pub(crate) struct Facade {
     denials: [Counter; 3],
     pauses: Counter,
     limit_changes: [Counter; 3],
-    limit: Gauge,
+    limit: Option<Gauge>,
     store_errors: Counter,
     round_trip: Histogram,
 }
@@ -162,8 +190,29 @@ struct Tier {
     acquires: [Counter; 5],
     hold: [Histogram; 3],
     releases: [Counter; 3],
-    in_flight: Gauge,
-    queued: Gauge,
+    in_flight: Share,
+    queued: Share,
+}
+
+/// This primitive's part of a gauge: another of the same id and labels in this process adds its own.
+struct Share {
+    gauge: Gauge,
+    part: AtomicU32,
+}
+
+impl Share {
+    const fn new(gauge: Gauge) -> Self {
+        Self { gauge, part: AtomicU32::new(0) }
+    }
+
+    fn set(&self, part: u32) {
+        let before = self.part.swap(part, Ordering::Relaxed);
+        if part > before {
+            self.gauge.increment(f64::from(part - before));
+        } else if part < before {
+            self.gauge.decrement(f64::from(before - part));
+        }
+    }
 }
 
 const OUTCOMES: [Outcome; 3] = [Outcome::Success, Outcome::Throttled, Outcome::Failure];
@@ -171,9 +220,16 @@ const CAUSES: [LastCause; 3] = [LastCause::Slots, LastCause::Rate, LastCause::Pa
 const DIRECTIONS: [Direction; 3] = [Direction::Increase, Direction::Decrease, Direction::Init];
 
 impl Facade {
-    /// Registers everything, counters at 0. `classes` are the primitive's, with none for jobs without.
-    pub(crate) fn new(metrics: &Metrics, id: &Id, classes: impl Iterator<Item = Option<String>>) -> Self {
+    /// Registers everything, counters at 0. `classes` are the primitive's, with none for jobs without; `limit` is what it
+    /// takes the fleet's limit for until it knows, where there is one.
+    pub(crate) fn new(
+        metrics: &Metrics,
+        id: &Id,
+        classes: impl Iterator<Item = Option<String>>,
+        limit: Option<u32>,
+    ) -> Self {
         let names = Names { metrics, id };
+        names.describe();
         Self {
             tiers: classes.map(|class| Tier::new(&names, class)).collect(),
             throttles: names.counter("throttles_total", &[]),
@@ -181,7 +237,11 @@ impl Facade {
             pauses: names.counter("pauses_total", &[]),
             limit_changes: DIRECTIONS
                 .map(|way| names.counter("limit_changes_total", &[("type", way.as_str())])),
-            limit: names.gauge("limit", &[]),
+            limit: limit.map(|limit| {
+                let gauge = names.gauge("limit", &[]);
+                gauge.set(f64::from(limit));
+                gauge
+            }),
             store_errors: names.counter("store_errors_total", &[]),
             round_trip: names.histogram("store_round_trip_seconds", &[]),
         }
@@ -202,8 +262,8 @@ impl Tier {
             acquires: AcquireResult::ALL.map(|ended| names.counter("acquires_total", &result(ended))),
             hold: OUTCOMES.map(|ended| names.histogram("lease_hold_seconds", &outcome(ended))),
             releases: OUTCOMES.map(|ended| names.counter("releases_total", &outcome(ended))),
-            in_flight: names.gauge("in_flight", &[("class", label)]),
-            queued: names.gauge("queued", &[("class", label)]),
+            in_flight: Share::new(names.gauge("in_flight", &[("class", label)])),
+            queued: Share::new(names.gauge("queued", &[("class", label)])),
             class,
         }
     }
@@ -215,6 +275,18 @@ struct Names<'a> {
 }
 
 impl Names<'_> {
+    /// Tells the exporter what each is.
+    fn describe(&self) {
+        for (kind, name, what) in HELP {
+            let name = format!("{}_{name}", self.metrics.prefix);
+            metrics::with_recorder(|recorder| match kind {
+                Kind::Counter => recorder.describe_counter(name.into(), None, what.into()),
+                Kind::Gauge => recorder.describe_gauge(name.into(), None, what.into()),
+                Kind::Seconds => recorder.describe_histogram(name.into(), Some(Unit::Seconds), what.into()),
+            });
+        }
+    }
+
     fn key(&self, name: &str, labels: &[(&str, &str)]) -> metrics::Key {
         let mut all = vec![Label::new("id", self.id.as_str().to_owned())];
         all.extend(labels.iter().map(|(name, value)| Label::new((*name).to_owned(), (*value).to_owned())));
@@ -237,6 +309,28 @@ impl Names<'_> {
         metrics::with_recorder(|recorder| recorder.register_histogram(&self.key(name, labels), &META))
     }
 }
+
+enum Kind {
+    Counter,
+    Gauge,
+    Seconds,
+}
+
+const HELP: [(Kind, &str, &str); 13] = [
+    (Kind::Seconds, "acquire_wait_seconds", "How long an acquire took, by how it ended"),
+    (Kind::Seconds, "lease_hold_seconds", "How long a permit was held, by how it ended"),
+    (Kind::Counter, "acquires_total", "Acquires, by how they ended"),
+    (Kind::Counter, "releases_total", "Releases, by outcome"),
+    (Kind::Counter, "throttles_total", "Throttled releases, those that changed nothing too"),
+    (Kind::Counter, "denials_total", "Jobs denied, by what denied them first"),
+    (Kind::Counter, "pauses_total", "Pauses that this process saw begin"),
+    (Kind::Counter, "limit_changes_total", "Changes of the limit that this process saw"),
+    (Kind::Counter, "store_errors_total", "Operations of the store that failed"),
+    (Kind::Seconds, "store_round_trip_seconds", "How long an exchange with the store took"),
+    (Kind::Gauge, "limit", "The fleet's limit of concurrency, as this process knows it"),
+    (Kind::Gauge, "in_flight", "Permits held in this process"),
+    (Kind::Gauge, "queued", "Jobs waiting in this process"),
+];
 
 const META: metrics::Metadata<'static> =
     metrics::Metadata::new("tidegate", metrics::Level::INFO, Some(module_path!()));
@@ -267,14 +361,14 @@ impl Recorder for Facade {
     }
 
     fn limit(&self, limit: u32, direction: Direction) {
-        self.limit.set(f64::from(limit));
+        self.limit.iter().for_each(|gauge| gauge.set(f64::from(limit)));
         self.limit_changes[direction as usize].increment(1);
     }
 
     fn load(&self, class: Option<&str>, in_flight: u32, queued: u32) {
         let Some(tier) = self.tier(class) else { return };
-        tier.in_flight.set(f64::from(in_flight));
-        tier.queued.set(f64::from(queued));
+        tier.in_flight.set(in_flight);
+        tier.queued.set(queued);
     }
 
     fn exchanged(&self, took: Duration) {

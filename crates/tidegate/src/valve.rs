@@ -167,6 +167,9 @@ impl Valve {
     /// [`ControlError::InvalidOptions`] for a length of zero; [`ControlError::Unavailable`] where the store gave no
     /// answer: this process keeps the pause all the same, and tells the fleet when the store is back.
     ///
+    /// # Cancel safety
+    /// Once it has been polled it is carried out, also when the future is dropped.
+    ///
     /// Spec: VA-4.
     pub async fn pause(&self, length: Duration) -> Result<Pause, ControlError> {
         let id = || self.handle.member.id.clone();
@@ -184,6 +187,9 @@ impl Valve {
     ///
     /// # Errors
     /// [`ControlError::Unavailable`] where the store gave no answer.
+    ///
+    /// # Cancel safety
+    /// Once it has been polled it is carried out, also when the future is dropped.
     ///
     /// Spec: VA-4.
     pub async fn resume(&self) -> Result<bool, ControlError> {
@@ -447,7 +453,7 @@ pub struct ValveStats {
     pub limit: Option<u32>,
     /// Jobs granted in this process.
     pub granted: u64,
-    /// Jobs that were denied at first, by what denied them.
+    /// Jobs that were denied, by what denied them first.
     pub denied: DeniedBy,
     /// Whether the store is away.
     pub store_away: bool,

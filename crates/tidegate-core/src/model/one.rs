@@ -9,6 +9,7 @@ use crate::{
     Bound, DriverId, Epoch, Id, Identity, Invalid, LeaseView, Member, Name, OnSuperseded, Policy, Token,
     lease::{Leases, Terms},
     limit::LimitState,
+    policy::MOST_CLASSES,
     rule::{CheckedRule, Observed, RuleKey},
     share,
     store::{
@@ -37,6 +38,8 @@ pub const LAYOUT: u32 = 1;
 /// Spec: ST-5.
 pub const PIN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// A clock that is further on stands here, so that fences never run out.
+const LAST: Moment = Moment::from_micros(crate::time::EXACT - 1);
 /// The clock may be this far behind the last moment seen before stored moments move back with it.
 const BEHIND: Duration = Duration::from_secs(1);
 /// Ended leases that one step sweeps at most.
@@ -310,7 +313,8 @@ impl IdModel {
     /// As [`SyncPath::acquire_one`](crate::SyncPath::acquire_one), at `clock`.
     pub fn acquire_one(&mut self, clock: Moment, member: &Member, tier: usize, known: u64) -> Option<Brief> {
         let pinned = self.pinned()?;
-        let plain = Arc::ptr_eq(&pinned.policy, &member.policy)
+        let plain = tier <= member.policy.classes().len()
+            && Arc::ptr_eq(&pinned.policy, &member.policy)
             && !pinned.policy.safe_start()
             && pinned.places.is_empty()
             && pinned.rate_waiters.is_empty();
@@ -538,6 +542,7 @@ impl IdModel {
         if let Some(found) = self.layout.filter(|found| *found > LAYOUT) {
             return Err(StoreError::NewerLayout { found, known: LAYOUT });
         }
+        let clock = clock.min(LAST);
         let behind = self.last.since(clock);
         let stepped_back_ms = if behind > BEHIND {
             let ms = crate::time::ceil_millis(behind);
@@ -625,8 +630,9 @@ impl IdModel {
         };
         self.queues_step(step, member, exchange);
         for (index, acquire) in exchange.acquires.iter().enumerate() {
-            let again =
-                exchange.acquires.iter().take(index).any(|earlier| earlier.class() == acquire.class());
+            // There is no more than one for each class and one without, so this looks at few.
+            let again = index > MOST_CLASSES
+                || exchange.acquires.iter().take(index).any(|earlier| earlier.class() == acquire.class());
             let acquired = if again {
                 Err(Invalid::new("acquires", index, "at most one for each class").into())
             } else {
@@ -1080,28 +1086,29 @@ impl IdModel {
     }
 
     /// Offers room that was freed in this exchange to those that have waited clearly longer than the asking driver.
+    /// Says what room is theirs: that which was offered to them before as well, and which they have not come for yet.
     fn withhold(&mut self, step: Step, driver: DriverId, line: Line, freed: u32) -> PerTier {
-        if freed == 0 {
-            return PerTier::default();
-        }
         let before = step.ms.saturating_sub(line.waited_ms).saturating_sub(OWN_FIRST_MS);
-        self.offer(step, before, freed, Some(driver))
+        if freed > 0 {
+            self.offer(step, before, freed, Some(driver));
+        }
+        let places = self.pinned().map(|pinned| &pinned.places);
+        places.map_or_else(PerTier::default, |places| places.offered_to_others(step.ms, before, driver))
     }
 
     fn offer_room(&mut self, step: Step) {
         self.offer(step, u64::MAX, u32::MAX, None);
     }
 
-    fn offer(&mut self, step: Step, before: u64, most: u32, except: Option<DriverId>) -> PerTier {
-        let mut offered = PerTier::default();
+    fn offer(&mut self, step: Step, before: u64, most: u32, except: Option<DriverId>) {
         let listening = &self.listening;
         let wakes = &mut self.wakes;
-        let Some(life) = &mut self.life else { return offered };
-        let Some(pinned) = &mut life.pinned else { return offered };
+        let Some(life) = &mut self.life else { return };
+        let Some(pinned) = &mut life.pinned else { return };
         if pinned.places.is_empty() || life.paused_until_ms > step.ms {
-            return offered;
+            return;
         }
-        let Some(limit) = pinned.limit_value() else { return offered };
+        let Some(limit) = pinned.limit_value() else { return };
         let Pinned { policy, leases, places, .. } = pinned;
         places.offer(
             step.ms,
@@ -1109,12 +1116,8 @@ impl IdModel {
             most,
             |driver| except == Some(driver) || !listening.contains(&driver),
             |tier, offered| room(limit, policy, leases, offered, tier) > 0,
-            |driver, tier| {
-                offered[tier] += 1;
-                wakes.push((Some(driver), Wake::Room { class: policy.class(tier).cloned() }));
-            },
+            |driver, tier| wakes.push((Some(driver), Wake::Room { class: policy.class(tier).cloned() })),
         );
-        offered
     }
 
     fn answer<T>(&self, step: Step, body: T) -> Reply<T> {
@@ -1361,6 +1364,6 @@ fn tier_of(policy: &Policy, class: Option<&Name>) -> Result<usize, StoreError> {
         let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
         let allowed =
             if names.is_empty() { "none: the policy has no classes".to_owned() } else { names.join(", ") };
-        Invalid::new("class", class, allowed).into()
+        Invalid::new("class", class.map_or("", Name::as_str), allowed).into()
     })
 }

@@ -80,6 +80,8 @@ impl Places {
         mut tell: impl FnMut(DriverId, usize),
     ) {
         let mut lapsed = Vec::new();
+        // What does not fit once does not fit later on: no offer makes room.
+        let mut full = [false; MOST_CLASSES + 1];
         for (key, place) in &mut self.by_age {
             let (since_ms, driver, tier) = *key;
             if since_ms >= before || most == 0 {
@@ -89,10 +91,14 @@ impl Places {
                 lapsed.push(*key);
                 continue;
             }
-            if passed_over(driver) {
+            if full[tier] || passed_over(driver) {
                 continue;
             }
-            while most > 0 && place.offered < place.jobs && fits(tier, &self.offered) {
+            while most > 0 && place.offered < place.jobs {
+                if !fits(tier, &self.offered) {
+                    full[tier] = true;
+                    break;
+                }
                 place.offered += 1;
                 self.offered[tier] += 1;
                 most -= 1;
@@ -103,6 +109,18 @@ impl Places {
             self.since.remove(&(key.1, key.2));
             self.drop_place(key);
         }
+    }
+
+    /// The offers outstanding to other drivers, at places that began before `before`.
+    pub(super) fn offered_to_others(&self, now_ms: u64, before: u64, driver: DriverId) -> PerTier {
+        let mut theirs = PerTier::default();
+        if self.offered.iter().any(|offered| *offered > 0) {
+            let older = self.by_age.iter().take_while(|(key, _)| key.0 < before);
+            for (key, place) in older.filter(|(key, place)| key.1 != driver && place.lapses_ms > now_ms) {
+                theirs[key.2] += place.offered;
+            }
+        }
+        theirs
     }
 
     pub(super) fn shift_back(&mut self, ms: u64) {

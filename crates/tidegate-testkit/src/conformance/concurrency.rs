@@ -3,18 +3,18 @@
 //! Spec: ST-1.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicU32, AtomicUsize, Ordering},
 };
 
-use tidegate_core::{Capability, Outcome, Token, rule::Rule};
+use tidegate_core::{Acquire, Capability, Exchange, Outcome, Sequence, Token, rule::Rule};
 
 use super::{
     Failure, Need, ensure,
-    lab::{DAY, Lab, Worker, fixed, ms, policy, ruled, scoped_job, scoped_jobs, slots},
+    lab::{DAY, Lab, Worker, fixed, jobs_of_one, ms, policy, ruled, scoped_job, scoped_jobs, slots},
     same, trials_of_rules,
 };
-use crate::task::Task;
+use crate::task::{Task, lock};
 
 trials_of_rules! {
     "ST-1 simultaneous acquires never exceed a rule" => st_1_rules;
@@ -22,6 +22,9 @@ trials_of_rules! {
     "ST-1 a slot and a cost are taken in one step" [Need::Has(Capability::Leases)] => st_1_both;
     "ST-1 simultaneous scoped acquires never exceed the rule of an identity"
         [Need::Has(Capability::Scoped)] => st_1_scoped;
+    "ST-1 of two policies at once one is pinned" => st_1_one_policy;
+    "ST-1 a number that comes many times at once is carried out once"
+        [Need::Has(Capability::Exchange)] => st_1_one_number;
 }
 
 const PROCESSES: usize = 8;
@@ -112,8 +115,63 @@ async fn st_1_both(lab: &Lab) -> Result<(), Failure> {
     let worker = lab.worker(&fixed(5).rule(Rule::fixed_window(60, ms(DAY))))?;
     same(granted_at_once(lab, &worker, 20).await?, 5, "grants up to the limit")?;
     // A denied job has spent nothing, however many were denied at once.
-    ensure(worker.denied(55).await?.lease_blocked, "full slots deny what the rule has left after five grants")?;
+    ensure(
+        worker.denied(55).await?.lease_blocked,
+        "full slots deny what the rule has left after five grants",
+    )?;
     ensure(!worker.denied(56).await?.lease_blocked, "the rule denies more than it has left")
+}
+
+async fn st_1_one_policy(lab: &Lab) -> Result<(), Failure> {
+    let drafts = [ruled(Rule::fixed_window(50, ms(DAY))), ruled(Rule::fixed_window(60, ms(DAY)))];
+    let granted = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let mut tasks: Vec<Task<'static, Result<(), Failure>>> = Vec::new();
+    for (index, worker) in processes(lab, &lab.worker(&drafts[0])?)?.into_iter().enumerate() {
+        let other = lab.worker(&drafts[index / 2 % 2])?;
+        let worker = Worker { member: other.member, ..worker };
+        let granted = Arc::clone(&granted);
+        tasks.push(Box::pin(async move {
+            for _ in 0..20 {
+                match worker.ask(&jobs_of_one(1)).await {
+                    Ok(reply) => {
+                        granted[index / 2 % 2].fetch_add(reply.body.grants.len(), Ordering::SeqCst);
+                    }
+                    Err(error) => same(error.code(), "invalid_options", "the error of the other policy")?,
+                }
+            }
+            Ok(())
+        }));
+    }
+    lab.at_once(tasks).await?;
+    let granted: Vec<usize> = granted.iter().map(|granted| granted.load(Ordering::SeqCst)).collect();
+    ensure(
+        granted == [50, 0] || granted == [0, 60],
+        format_args!("one policy admits 50 or 60 and the other nothing, not {granted:?}"),
+    )
+}
+
+async fn st_1_one_number(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&ruled(Rule::fixed_window(100, ms(DAY))))?;
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let exchange = Arc::new(Exchange {
+        sequence: Some(Sequence { number: 1, not_after: None }),
+        acquires: vec![Acquire::Prefix(jobs_of_one(7))],
+        ..Exchange::default()
+    });
+    let tasks = processes(lab, &worker)?.into_iter().map(|process| -> Task<'static, Result<(), Failure>> {
+        // One driver, whose packets come through all of the handles.
+        let process = Worker { member: worker.member.clone(), ..process };
+        let (exchange, answers) = (Arc::clone(&exchange), Arc::clone(&answers));
+        Box::pin(async move {
+            let body = process.exchange(&exchange).await?.body;
+            lock(&answers).push(body);
+            Ok(())
+        })
+    });
+    lab.at_once(tasks.collect()).await?;
+    let answers = std::mem::take(&mut *lock(&answers));
+    ensure(answers.windows(2).all(|pair| pair[0] == pair[1]), "each delivery is answered alike")?;
+    same(worker.granted(200).await?, 93, "grants of what one of them has left")
 }
 
 async fn st_1_scoped(lab: &Lab) -> Result<(), Failure> {

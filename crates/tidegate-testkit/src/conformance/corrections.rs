@@ -9,8 +9,9 @@ use tidegate_core::{
 };
 
 use super::{
-    Failure, Need, ensure,
+    Failure, Need,
     deciding::hint_is_exact,
+    ensure,
     lab::{DAY, Lab, Worker, jobs, key, ms, policy, refused, ruled, scoped_job, scoped_jobs},
     same, trials_of_rules,
 };
@@ -71,9 +72,9 @@ impl Granted {
 async fn grant(lab: &Lab, worker: &Worker, cost: u64) -> Result<Granted, Failure> {
     let reply = worker.ask(&jobs(&[cost])).await?;
     let at = reply.head.now.unwrap_or_else(|| lab.now());
-    let granted = reply.body.grants.first().and_then(|grant| grant.marks.first());
+    let granted = reply.body.grants.first().and_then(|grant| grant.marks.get(0));
     let mark = granted.ok_or_else(|| Failure(format!("a job of cost {cost} was denied, or has no mark")))?;
-    Ok(Granted { at, cost, mark: *mark })
+    Ok(Granted { at, cost, mark })
 }
 
 async fn observe(worker: &Worker, observation: Observation) -> Result<bool, Failure> {
@@ -102,8 +103,16 @@ async fn st_12_credit(lab: &Lab) -> Result<(), Failure> {
         same(worker.settle(first.settled(&rule, 1)).await?, 0, format_args!("{id}: what was cut"))?;
         ensure(!worker.spends(6).await?, format_args!("{id}: more than was credited was granted"))?;
         ensure(worker.spends(5).await?, format_args!("{id}: what was credited was denied"))?;
-        same(worker.settle(second.settled(&rule, 4)).await?, 0, format_args!("{id}: what was cut of no change"))?;
-        same(worker.granted(1).await?, 0, format_args!("{id}: grants after a settlement that changes nothing"))?;
+        same(
+            worker.settle(second.settled(&rule, 4)).await?,
+            0,
+            format_args!("{id}: what was cut of no change"),
+        )?;
+        same(
+            worker.granted(1).await?,
+            0,
+            format_args!("{id}: grants after a settlement that changes nothing"),
+        )?;
         same(worker.settle(second.settled(&rule, 0)).await?, 0, format_args!("{id}: what was cut"))?;
         same(worker.granted(9).await?, 4, format_args!("{id}: grants after a cost was given back whole"))?;
     }
@@ -140,7 +149,11 @@ async fn st_12_debt(lab: &Lab) -> Result<(), Failure> {
         let worker = lab.worker_of(id, &ruled(written))?;
         let granted = grant(lab, &worker, 10).await?;
         worker.settle(granted.settled(&key("named:a"), 15)).await?;
-        same(hint_is_exact(lab, &worker, 1, id).await?, hint_ms, format_args!("{id}: the hint with a debt of 5"))?;
+        same(
+            hint_is_exact(lab, &worker, 1, id).await?,
+            hint_ms,
+            format_args!("{id}: the hint with a debt of 5"),
+        )?;
     }
     Ok(())
 }
@@ -159,7 +172,11 @@ async fn st_12_cut(lab: &Lab) -> Result<(), Failure> {
         // 110 are used, all at one moment where the clock stands still. After 101 are given back, one is left.
         if lab.is_timed() {
             worker.settle(Granted { cost: 101, ..granted }.settled(&rule, 0)).await?;
-            same(worker.granted(9).await?, 1, format_args!("{id}: grants when a debt of 100 was given back"))?;
+            same(
+                worker.granted(9).await?,
+                1,
+                format_args!("{id}: grants when a debt of 100 was given back"),
+            )?;
         }
     }
     Ok(())
@@ -171,20 +188,30 @@ async fn st_12_never_above(lab: &Lab) -> Result<(), Failure> {
         let worker = lab.worker_of(id, &ruled(written))?;
         let granted = grant(lab, &worker, 3).await?;
         worker.settle(Granted { cost: 1_000, ..granted }.settled(&rule, 0)).await?;
-        same(worker.granted(20).await?, 10, format_args!("{id}: grants after more was credited than was spent"))?;
+        same(
+            worker.granted(20).await?,
+            10,
+            format_args!("{id}: grants after more was credited than was spent"),
+        )?;
     }
     Ok(())
 }
 
 async fn st_12_past_window(lab: &Lab) -> Result<(), Failure> {
-    for (id, written) in [("fixed", Rule::fixed_window(10, ms(1_000))), ("sliding", Rule::sliding_window(10, ms(1_000)))] {
-        let rule = key(written.clone().check()?.key());
+    for (id, written) in
+        [("fixed", Rule::fixed_window(10, ms(1_000))), ("sliding", Rule::sliding_window(10, ms(1_000)))]
+    {
+        let rule = written.check()?.key().clone();
         let worker = lab.worker_of(id, &ruled(written))?;
         let first = grant(lab, &worker, 10).await?;
         lab.advance(1_000).await;
         grant(lab, &worker, 10).await?;
         worker.settle(first.settled(&rule, 0)).await?;
-        same(worker.granted(1).await?, 0, format_args!("{id}: grants after a credit to a window that is over"))?;
+        same(
+            worker.granted(1).await?,
+            0,
+            format_args!("{id}: grants after a credit to a window that is over"),
+        )?;
         lab.advance(999).await;
         same(worker.granted(1).await?, 0, format_args!("{id}: grants before the second window is over"))?;
         lab.advance(1).await;
@@ -261,7 +288,11 @@ async fn st_12_unknown(lab: &Lab) -> Result<(), Failure> {
     let granted = grant(lab, &worker, 10).await?;
     let unknown = ["named:b", "named:A", "a", "", "named:a ", "fixed_window:86400000", "named:a\u{0}"];
     for rule in unknown {
-        same(worker.settle(granted.settled(&key(rule), 0)).await?, 0, format_args!("what was cut of {rule:?}"))?;
+        same(
+            worker.settle(granted.settled(&key(rule), 0)).await?,
+            0,
+            format_args!("what was cut of {rule:?}"),
+        )?;
     }
     let scoped = Settlement { identity: Some(Identity::new("x")?), ..granted.settled(&key("named:a"), 0) };
     same(worker.settle(scoped).await?, 0, "what was cut for an identity of a rule without a scope")?;
@@ -284,7 +315,8 @@ async fn st_12_identity(lab: &Lab) -> Result<(), Failure> {
         worker.settle(Settlement { identity: None, ..settlement("x", 10, 0)? }).await?;
         worker.settle(settlement("z", 0, 4)?).await?;
         for (identity, left) in [("x", 3), ("y", 0), ("z", 6)] {
-            let granted = super::scoped::granted_to(&worker, "tenant", &vec![identity.to_owned(); 20]).await?;
+            let granted =
+                super::scoped::granted_to(&worker, "tenant", &vec![identity.to_owned(); 20]).await?;
             same(granted, left, format_args!("{id}: grants of {identity}"))?;
         }
     }
@@ -318,7 +350,10 @@ async fn va_9_lowers(lab: &Lab) -> Result<(), Failure> {
         ensure(!observe(&worker, seen(40)).await?, format_args!("{id}: 40 are not lowered to 40"))?;
         ensure(observe(&worker, seen(39)).await?, format_args!("{id}: 40 are lowered to 39"))?;
         same(worker.granted(100).await?, 39, format_args!("{id}: grants of 39"))?;
-        ensure(!observe(&worker, seen(0)).await?, format_args!("{id}: an empty level is lowered no further"))?;
+        ensure(
+            !observe(&worker, seen(0)).await?,
+            format_args!("{id}: an empty level is lowered no further"),
+        )?;
         same(worker.granted(1).await?, 0, format_args!("{id}: grants of an empty level"))?;
     }
     Ok(())
@@ -347,7 +382,10 @@ async fn va_9_since(lab: &Lab) -> Result<(), Failure> {
         grant(lab, &worker, 7).await?;
         let reset = first.at.plus(ms(DAY / 2));
         // The server answered the first job, and knows nothing of the 12 that were admitted since.
-        ensure(observe(&worker, first.observed(&key("named:a"), 50, reset)).await?, format_args!("{id}: lowered"))?;
+        ensure(
+            observe(&worker, first.observed(&key("named:a"), 50, reset)).await?,
+            format_args!("{id}: lowered"),
+        )?;
         same(worker.granted(100).await?, 38, format_args!("{id}: grants of 50 less 12"))?;
         let seen = second.observed(&key("named:a"), 20, reset);
         ensure(!observe(&worker, seen).await?, format_args!("{id}: 20 less the 45 admitted since are none"))?;
@@ -383,9 +421,15 @@ async fn va_9_newer(lab: &Lab) -> Result<(), Failure> {
         let reset = first.at.plus(ms(DAY / 2));
         let seen = |granted: Granted, remaining| granted.observed(&key("named:a"), remaining, reset);
         ensure(observe(&worker, seen(second, 60)).await?, format_args!("{id}: the second grant's is taken"))?;
-        ensure(!observe(&worker, seen(first, 10)).await?, format_args!("{id}: the first grant's comes too late"))?;
+        ensure(
+            !observe(&worker, seen(first, 10)).await?,
+            format_args!("{id}: the first grant's comes too late"),
+        )?;
         ensure(observe(&worker, seen(third, 50)).await?, format_args!("{id}: the third grant's is newer"))?;
-        ensure(!observe(&worker, seen(second, 9)).await?, format_args!("{id}: the second grant's comes too late"))?;
+        ensure(
+            !observe(&worker, seen(second, 9)).await?,
+            format_args!("{id}: the second grant's comes too late"),
+        )?;
         same(worker.granted(100).await?, 50, format_args!("{id}: grants of 50"))?;
     }
     Ok(())
@@ -398,7 +442,7 @@ async fn va_9_identity(lab: &Lab) -> Result<(), Failure> {
         let jobs = vec![scoped_job(1, &[("tenant", "x")])?, scoped_job(1, &[("tenant", "y")])?];
         let reply = worker.ask_scoped(&scoped_jobs(None, jobs)).await?;
         let at = reply.head.now.unwrap_or_else(|| lab.now());
-        let mark = reply.body.grants.first().and_then(|granted| granted.grant.marks.first()).copied();
+        let mark = reply.body.grants.first().and_then(|granted| granted.grant.marks.get(0));
         let granted = Granted { at, cost: 1, mark: mark.unwrap_or(0) };
         let seen = |identity: &str, remaining| -> Result<Observation, Failure> {
             let identity = Some(Identity::new(identity)?);
@@ -412,7 +456,8 @@ async fn va_9_identity(lab: &Lab) -> Result<(), Failure> {
         let unscoped = Observation { identity: None, ..seen("x", 0)? };
         ensure(!observe(&worker, unscoped).await?, format_args!("{algorithm}: no identity, no level"))?;
         for (identity, left) in [("x", 4), ("y", 9), ("z", 2)] {
-            let granted = super::scoped::granted_to(&worker, "tenant", &vec![identity.to_owned(); 20]).await?;
+            let granted =
+                super::scoped::granted_to(&worker, "tenant", &vec![identity.to_owned(); 20]).await?;
             same(granted, left, format_args!("{algorithm}: grants of {identity}"))?;
         }
     }

@@ -8,7 +8,9 @@ use tidegate_core::{Capability, Denial, Outcome, rule::Rule, time::EXACT};
 
 use super::{
     Failure, Need, ensure,
-    lab::{DAY, Lab, Worker, fixed, job_with, jobs, jobs_of_one, key, ms, policy, refused, ruled, slots},
+    lab::{
+        DAY, Lab, Worker, fixed, job_with, jobs, jobs_of_one, key, ms, policy, queue, refused, ruled, slots,
+    },
     same, trials_of_rules,
 };
 use crate::subject::Hook;
@@ -37,8 +39,10 @@ trials_of_rules! {
     "ST-6 a hint for slots is no longer than the lease TTL" [LEASES] => st_6_ttl;
     "ST-7 full slots are told from a rate" [LEASES] => st_7_told_apart;
     "ST-7 where both deny it is a rate denial" [LEASES] => st_7_both;
+    "VA-3 an answer says how many others wait for a rate" => va_3_others;
     "ST-8 nothing is granted during a pause" => st_8_nothing;
     "ST-8 a pause ends by itself to the millisecond" [CLOCK] => st_8_ends;
+    "ST-8 a pause of months is one of months" [CLOCK] => st_8_months;
     "ST-8 a pause is never shortened" => st_8_never_shortened;
     "ST-8 resume ends a pause, and says whether there was one" => st_8_resume;
     "ST-8 a pause is of one id, in every process" => st_8_one_id;
@@ -93,7 +97,11 @@ async fn st_2_moves_back(lab: &Lab) -> Result<(), Failure> {
             )?;
             same(head.stepped_back_ms, back_ms, "how far the clock was found to be set back")?;
             same(hint(reply.body.denied)?, hint_ms, format_args!("the hint of {id} after that"))?;
-            same(worker.acquire(1).await?.head.stepped_back_ms, 0, "how far it was set back when asked again")?;
+            same(
+                worker.acquire(1).await?.head.stepped_back_ms,
+                0,
+                "how far it was set back when asked again",
+            )?;
         }
         hint_is_exact(lab, &worker, 1, id).await?;
     }
@@ -209,7 +217,11 @@ pub(super) async fn hint_is_exact(lab: &Lab, worker: &Worker, cost: u64, what: &
         let early = worker.denied(cost).await.map_err(|failure| {
             Failure(format!("{what}: a millisecond before the hint of {hint_ms} ms: {}", failure.0))
         })?;
-        same(early.hint_ms, 1, format_args!("{what}: the hint a millisecond before the hint of {hint_ms} ms"))?;
+        same(
+            early.hint_ms,
+            1,
+            format_args!("{what}: the hint a millisecond before the hint of {hint_ms} ms"),
+        )?;
     }
     lab.advance(1).await;
     ensure(
@@ -248,7 +260,11 @@ async fn st_6_fixed_window(lab: &Lab) -> Result<(), Failure> {
     lab.advance(400).await;
     ensure(worker.spends(2).await?, "2 of 5")?;
     same(worker.denied(1).await?.hint_ms, 600, "the hint of a window that began 400 ms ago")?;
-    same(hint_is_exact(lab, &worker, 5, "5 per s").await?, 600, "the hint of a job that takes a whole window")?;
+    same(
+        hint_is_exact(lab, &worker, 5, "5 per s").await?,
+        600,
+        "the hint of a job that takes a whole window",
+    )?;
     hint_is_exact(lab, &worker, 1, "5 per s").await?;
     Ok(())
 }
@@ -365,6 +381,27 @@ async fn st_7_both(lab: &Lab) -> Result<(), Failure> {
     same(denial.rule, Some(key(&format!("fixed_window:{DAY}"))), "the rule of the denial")
 }
 
+async fn va_3_others(lab: &Lab) -> Result<(), Failure> {
+    let draft = ruled(Rule::fixed_window(2, ms(DAY)));
+    let (first, second, third) = (lab.worker(&draft)?, lab.worker(&draft)?, lab.worker(&draft)?);
+    let others = async |worker: &Worker, waiting| {
+        Ok::<_, Failure>(worker.ask(&queue(1, waiting, 0)).await?.body.others)
+    };
+    same(others(&first, 1).await?, 0, "others that wait where the first is granted")?;
+    same(first.granted(1).await?, 1, "grants of all there is")?;
+    same(others(&first, 1).await?, 0, "others that wait beside the first")?;
+    same(others(&second, 5).await?, 1, "others that wait beside the second, however many jobs it has")?;
+    same(others(&third, 0).await?, 2, "others that wait beside one that tries once")?;
+    same(
+        others(&first, 1).await?,
+        1,
+        "others that wait beside the first, the one that tried once not among them",
+    )?;
+    // One that waits no longer is not counted.
+    same(others(&second, 0).await?, 1, "others that wait beside the second, which gives up")?;
+    same(others(&first, 1).await?, 0, "others that wait beside the first then")
+}
+
 // ---- pauses --------------------------------------------------------------------------------------------------------
 
 async fn st_8_nothing(lab: &Lab) -> Result<(), Failure> {
@@ -375,10 +412,7 @@ async fn st_8_nothing(lab: &Lab) -> Result<(), Failure> {
     for cost in [1, 0] {
         let reply = worker.ask(&jobs(&[cost, 0])).await?;
         same(reply.body.grants.len(), 0, "grants during a pause")?;
-        ensure(
-            (1..=DAY).contains(&reply.head.paused_ms),
-            "the result says what is left of the pause",
-        )?;
+        ensure((1..=DAY).contains(&reply.head.paused_ms), "the result says what is left of the pause")?;
         let denial = reply.body.denied.ok_or_else(|| Failure("a pause denies".to_owned()))?;
         same(denial.hint_ms, reply.head.paused_ms, "the hint in a pause")?;
     }
@@ -393,13 +427,27 @@ async fn st_8_ends(lab: &Lab) -> Result<(), Failure> {
     same((hint(reply.body.denied)?, reply.head.paused_ms), (1_500, 1_500), "what is left of 1,500 ms")?;
     lab.advance(1_499).await;
     let reply = worker.acquire(1).await?;
-    same((hint(reply.body.denied)?, reply.head.paused_ms), (1, 1), "what is left a millisecond before the end")?;
+    same(
+        (hint(reply.body.denied)?, reply.head.paused_ms),
+        (1, 1),
+        "what is left a millisecond before the end",
+    )?;
     lab.advance(1).await;
     let reply = worker.acquire(1).await?;
     same((reply.body.grants.len(), reply.head.paused_ms), (1, 0), "grants at the end, and what is left")?;
     // Part of a millisecond counts as a whole one: a pause is never cut short.
     let left = worker.store.pause(worker.id(), Duration::from_micros(1)).await?.body;
     same((left.left_ms, left.extended), (1, false), "what is left of a pause of a microsecond")
+}
+
+async fn st_8_months(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&ruled(Rule::fixed_window(5, ms(DAY))))?;
+    same(worker.granted(1).await?, 1, "grants before the pause")?;
+    worker.pause(366 * DAY).await?;
+    lab.advance(366 * DAY - 1).await;
+    same(worker.granted(1).await?, 0, "grants a millisecond before 366 days are over")?;
+    lab.advance(1).await;
+    same(worker.granted(9).await?, 5, "grants when they are")
 }
 
 async fn st_8_never_shortened(lab: &Lab) -> Result<(), Failure> {
@@ -449,7 +497,11 @@ async fn st_8_before_the_pin(lab: &Lab) -> Result<(), Failure> {
     let other = lab.worker_of("trial2", &ruled(Rule::fixed_window(2, ms(DAY))))?;
     other.pause(DAY).await?;
     other.resume().await?;
-    same(other.granted(9).await?, 2, "grants of an id that was only paused, under the first policy that comes")
+    same(
+        other.granted(9).await?,
+        2,
+        "grants of an id that was only paused, under the first policy that comes",
+    )
 }
 
 async fn st_8_leases(lab: &Lab) -> Result<(), Failure> {

@@ -6,7 +6,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -24,8 +23,9 @@ use tidegate_core::{
 use super::{Failure, Need, ensure, same};
 use crate::{
     clock::START,
+    hearing::Hearing,
     subject::{Hook, Subject},
-    task::{Task, lock, real_sleep},
+    task::{Task, lock},
 };
 
 /// A day, in milliseconds: nothing of a rule comes back while a trial runs on a real clock.
@@ -71,7 +71,9 @@ impl Lab {
     }
 
     pub(super) fn operators(&self) -> Result<&dyn Operators, Failure> {
-        self.store().operators().ok_or_else(|| Failure("operators are declared, and there are none".to_owned()))
+        self.store()
+            .operators()
+            .ok_or_else(|| Failure("operators are declared, and there are none".to_owned()))
     }
 
     // ---- time ------------------------------------------------------------------------------------------------------
@@ -144,7 +146,10 @@ impl Lab {
     }
 
     /// Runs tasks at the same time; the first failure counts.
-    pub(super) async fn at_once(&self, tasks: Vec<Task<'static, Result<(), Failure>>>) -> Result<(), Failure> {
+    pub(super) async fn at_once(
+        &self,
+        tasks: Vec<Task<'static, Result<(), Failure>>>,
+    ) -> Result<(), Failure> {
         let expected = tasks.len();
         let results = Arc::new(Mutex::new(Vec::new()));
         let tasks = tasks.into_iter().map(|task| -> Task<'static> {
@@ -172,7 +177,8 @@ impl Lab {
         let ear = Ear { hearing: ear, subscription: Some(subscription) };
         for _ in 0..20 {
             worker.pause(DAY).await?;
-            let heard = ear.within(Duration::from_millis(100), |wake| matches!(wake, Wake::Paused { .. })).await;
+            let heard =
+                ear.within(Duration::from_millis(100), |wake| matches!(wake, Wake::Paused { .. })).await;
             worker.resume().await?;
             if heard.is_some() {
                 ear.expect("a resumed id", |wake| matches!(wake, Wake::Resumed)).await?;
@@ -237,7 +243,7 @@ impl Worker {
             return Ok(()); // Decided by another policy than this worker's.
         }
         let body = ExchangeReply { acquired: vec![Ok(acquired(&reply.body))], ..ExchangeReply::default() };
-        asked.check(self.is_leased(), &Reply { head: reply.head, body })
+        asked.check(Some(self.is_leased()), &Reply { head: reply.head, body })
     }
 
     /// So many jobs of cost 1.
@@ -258,7 +264,10 @@ impl Worker {
     /// The denial of one job of this cost.
     pub(super) async fn denied(&self, cost: u64) -> Result<Denial, Failure> {
         let reply = self.ask(&jobs(&[cost])).await?;
-        reply.body.denied.ok_or_else(|| Failure(format!("a job of cost {cost} was granted, and should not be")))
+        reply
+            .body
+            .denied
+            .ok_or_else(|| Failure(format!("a job of cost {cost} was granted, and should not be")))
     }
 
     /// The leases of so many jobs, which must all be granted.
@@ -333,7 +342,7 @@ impl Worker {
     pub(super) async fn exchange(&self, exchange: &Exchange) -> Result<Reply<ExchangeReply>, StoreError> {
         let reply = self.store.exchange(&self.member, exchange).await?;
         if reply.head.revision.is_none_or(|revision| revision == self.member.policy.revision()) {
-            exchange.check(self.is_leased(), &reply)?;
+            exchange.check(Some(self.is_leased()), &reply)?;
         }
         Ok(reply)
     }
@@ -441,7 +450,7 @@ pub(super) fn name(text: &str) -> Result<Name, Failure> {
 }
 
 pub(super) fn key(text: &str) -> RuleKey {
-    RuleKey(text.into())
+    RuleKey::from(text)
 }
 
 pub(super) fn ms(millis: u64) -> Duration {
@@ -485,7 +494,9 @@ pub(super) fn refused<T: Debug>(
 ) -> Result<StoreError, Failure> {
     match answer {
         Err(error) if error.code() == code => Ok(error),
-        Err(error) => Err(Failure(format!("{what}: expected an error {code}, got {}: {error}", error.code()))),
+        Err(error) => {
+            Err(Failure(format!("{what}: expected an error {code}, got {}: {error}", error.code())))
+        }
         Ok(reply) => Err(Failure(format!("{what}: expected an error {code}, got {:?}", reply.body))),
     }
 }
@@ -504,30 +515,15 @@ pub(super) struct Ear {
     subscription: Option<Subscription>,
 }
 
-#[derive(Default)]
-struct Hearing(Mutex<Heard>);
-
-#[derive(Default)]
-struct Heard {
-    wakes: Vec<Wake>,
-    waiting: Vec<Waker>,
-}
-
-impl Listener for Hearing {
-    fn wake(&self, wake: Wake) {
-        let mut heard = lock(&self.0);
-        heard.wakes.push(wake);
-        heard.waiting.drain(..).for_each(Waker::wake);
-    }
-}
-
 impl Ear {
     /// Waits until it has heard of this, or fails.
-    pub(super) async fn expect(&self, what: &str, is_it: impl Fn(&Wake) -> bool + Send) -> Result<Wake, Failure> {
+    pub(super) async fn expect(
+        &self,
+        what: &str,
+        is_it: impl Fn(&Wake) -> bool + Send,
+    ) -> Result<Wake, Failure> {
         let heard = self.within(PUSHED_WITHIN, is_it).await;
-        heard.ok_or_else(|| {
-            Failure(format!("{what} was not pushed; what was: {:?}", lock(&self.hearing.0).wakes))
-        })
+        heard.ok_or_else(|| Failure(format!("{what} was not pushed; what was: {:?}", self.hearing.heard())))
     }
 
     pub(super) async fn expect_room(&self, what: &str) -> Result<(), Failure> {
@@ -535,26 +531,12 @@ impl Ear {
     }
 
     async fn within(&self, most: Duration, is_it: impl Fn(&Wake) -> bool + Send) -> Option<Wake> {
-        let found = |heard: &Heard| heard.wakes.iter().find(|wake| is_it(wake)).cloned();
-        if let Some(wake) = found(&lock(&self.hearing.0)) {
-            return Some(wake);
-        }
-        let mut too_long = real_sleep(most);
-        std::future::poll_fn(|context| {
-            let mut heard = lock(&self.hearing.0);
-            if let Some(wake) = found(&heard) {
-                return Poll::Ready(Some(wake));
-            }
-            heard.waiting.push(context.waker().clone());
-            drop(heard);
-            too_long.as_mut().poll(context).map(|()| None)
-        })
-        .await
+        self.hearing.within(most, is_it).await
     }
 
     /// What it has heard, which it forgets.
     pub(super) fn take(&self) -> Vec<Wake> {
-        std::mem::take(&mut lock(&self.hearing.0).wakes)
+        self.hearing.take()
     }
 
     pub(super) fn forget(&self) {

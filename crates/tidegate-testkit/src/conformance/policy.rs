@@ -46,6 +46,8 @@ trials_of_rules! {
     "ST-5 release and renew never check the policy" [LEASES] => st_5_unchecked_leases;
     "ST-5 settle never checks the policy" [CORRECTIONS] => st_5_unchecked_settle;
     "ST-5 the pin outlives rate state and is forgotten after 30 days without use" [CLOCK] => st_5_pin_ttl;
+    "ST-5 the pin outlives a level that is not at rest" [CLOCK] => st_5_pin_outlives_levels;
+    "ST-5 the pin outlives a debt" [CLOCK, CORRECTIONS] => st_5_pin_outlives_debt;
     "ST-5 the initial limit only seeds" [LEASES, ADAPTIVE] => st_5_initial_limit;
     "ST-5 a limit is kept as long as the pin" [LEASES, ADAPTIVE, CLOCK] => st_5_limit_ttl;
     "ST-5 forget drops the pin" [OPERATORS] => st_5_forget;
@@ -84,7 +86,11 @@ async fn differ(lab: &Lab, id: &str, pinned: &Draft, others: Vec<(&str, Draft)>)
             StoreError::PolicyDiffers { field: named, .. } if named.contains(field) => {}
             error => return Err(Failure(format!("expected that {field} differs, got: {error}"))),
         }
-        same(worker.traces().await?, before.clone(), format_args!("the id after a policy with another {field}"))?;
+        same(
+            worker.traces().await?,
+            before.clone(),
+            format_args!("the id after a policy with another {field}"),
+        )?;
     }
     Ok(())
 }
@@ -179,9 +185,16 @@ async fn st_5_higher(lab: &Lab) -> Result<(), Failure> {
     same(old.granted(9).await?, 5, "grants under the first policy")?;
     let reply = new.acquire(9).await?;
     same(reply.body.grants.len(), 4, "grants under the higher revision, which carries the count over")?;
-    ensure(reply.head.revision.is_none_or(|revision| revision == 7), "the answer says which revision is pinned")?;
+    ensure(
+        reply.head.revision.is_none_or(|revision| revision == 7),
+        "the answer says which revision is pinned",
+    )?;
     let other = lab.worker(&windowed(7, 10))?;
-    refused(other.ask(&jobs(&[1])).await, "invalid_options", "another policy of the revision that is pinned now")?;
+    refused(
+        other.ask(&jobs(&[1])).await,
+        "invalid_options",
+        "another policy of the revision that is pinned now",
+    )?;
     let highest = lab.worker(&windowed(i32::MAX.unsigned_abs(), 20))?;
     same(highest.granted(20).await?, 11, "grants under the highest revision")
 }
@@ -209,8 +222,12 @@ async fn st_5_adopts(lab: &Lab) -> Result<(), Failure> {
     same(new.granted(1).await?, 1, "grants under the newer policy")?;
     let reply = old.acquire(9).await?;
     same(reply.body.grants.len(), 2, "grants of the older worker, under the newer policy")?;
-    ensure(reply.head.revision.is_none_or(|revision| revision == 2), "the answer says which revision decided")?;
-    let error = refused(old.ask(&jobs(&[4])).await, "cost_exceeds_limit", "a cost above what the newer one holds")?;
+    ensure(
+        reply.head.revision.is_none_or(|revision| revision == 2),
+        "the answer says which revision decided",
+    )?;
+    let error =
+        refused(old.ask(&jobs(&[4])).await, "cost_exceeds_limit", "a cost above what the newer one holds")?;
     ensure(
         matches!(error, StoreError::CostExceedsLimit { most: 3, .. }),
         format_args!("the most is that of the newer policy: {error}"),
@@ -224,7 +241,8 @@ async fn st_5_refuses(lab: &Lab) -> Result<(), Failure> {
     same(old.granted(1).await?, 1, "grants under the first policy")?;
     same(new.granted(1).await?, 1, "grants under the newer policy")?;
     // Also where the two differ in nothing else.
-    let error = refused(old.ask(&jobs(&[1])).await, "policy_superseded", "a worker that refuses a newer policy")?;
+    let error =
+        refused(old.ask(&jobs(&[1])).await, "policy_superseded", "a worker that refuses a newer policy")?;
     ensure(
         matches!(error, StoreError::Superseded { own: 3, pinned: 4 }),
         format_args!("own and pinned revision are 3 and 4: {error}"),
@@ -234,7 +252,8 @@ async fn st_5_refuses(lab: &Lab) -> Result<(), Failure> {
 
 async fn st_5_levels(lab: &Lab) -> Result<(), Failure> {
     let year = ms(365 * DAY);
-    let draft = |revision, limit, burst| ruled(Rule::token_bucket(limit, year).burst(burst)).revision(revision);
+    let draft =
+        |revision, limit, burst| ruled(Rule::token_bucket(limit, year).burst(burst)).revision(revision);
     let worker = lab.worker_of("bucket", &draft(0, 10, 10))?;
     same(worker.granted(4).await?, 4, "grants of a full bucket")?;
     // A level of 6 stays 6 in a larger bucket, and is cut in a smaller one.
@@ -249,7 +268,9 @@ async fn st_5_levels(lab: &Lab) -> Result<(), Failure> {
     let smaller = lab.worker_of("cut", &draft(1, 10, 5))?;
     same(smaller.granted(9).await?, 5, "grants of a level of 8 in a bucket of 5")?;
 
-    for (id, rule) in [("fixed", Rule::fixed_window as fn(u64, Duration) -> Rule), ("sliding", Rule::sliding_window)] {
+    for (id, rule) in
+        [("fixed", Rule::fixed_window as fn(u64, Duration) -> Rule), ("sliding", Rule::sliding_window)]
+    {
         let worker = lab.worker_of(id, &ruled(rule(10, ms(DAY))))?;
         same(worker.granted(7).await?, 7, "grants of a window")?;
         let smaller = lab.worker_of(id, &ruled(rule(5, ms(DAY))).revision(1))?;
@@ -314,7 +335,11 @@ async fn st_5_unchecked_leases(lab: &Lab) -> Result<(), Failure> {
     other.release(&tokens[..1]).await?;
     let newer = lab.worker(&fixed(2).revision(1))?;
     same(newer.granted(9).await?, 1, "grants after a release by a worker of another policy")?;
-    same(lower.renew(&tokens).await?, vec![false, true], "renewals by a worker that refuses the newer policy")?;
+    same(
+        lower.renew(&tokens).await?,
+        vec![false, true],
+        "renewals by a worker that refuses the newer policy",
+    )?;
     lower.report(&tokens[1..], Outcome::Success).await?;
     same(newer.granted(9).await?, 1, "grants after its release")
 }
@@ -337,7 +362,11 @@ async fn st_5_pin_ttl(lab: &Lab) -> Result<(), Failure> {
     let (worker, other) = (lab.worker(&second)?, lab.worker(&ruled(Rule::fixed_window(6, ms(1_000))))?);
     same(worker.granted(1).await?, 1, "grants of the first worker")?;
     lab.advance(30 * DAY - 1).await;
-    refused(other.ask(&jobs(&[1])).await, "invalid_options", "another policy a millisecond before the pin lapses")?;
+    refused(
+        other.ask(&jobs(&[1])).await,
+        "invalid_options",
+        "another policy a millisecond before the pin lapses",
+    )?;
     same(worker.granted(1).await?, 1, "grants of the first worker, which is a use")?;
     lab.advance(30 * DAY - 1).await;
     refused(other.ask(&jobs(&[1])).await, "invalid_options", "another policy so long after that use")?;
@@ -345,6 +374,42 @@ async fn st_5_pin_ttl(lab: &Lab) -> Result<(), Failure> {
     same(other.granted(9).await?, 6, "grants of another policy after 30 days without use")?;
     refused(worker.ask(&jobs(&[1])).await, "invalid_options", "the policy that was forgotten")?;
     Ok(())
+}
+
+async fn st_5_pin_outlives_levels(lab: &Lab) -> Result<(), Failure> {
+    let rules = [
+        ("bucket", Rule::token_bucket(2, ms(120 * DAY)), 1),
+        ("fixed", Rule::fixed_window(2, ms(60 * DAY)), 2),
+        ("sliding", Rule::sliding_window(2, ms(60 * DAY)), 2),
+    ];
+    for (id, rule, granted) in rules {
+        let worker = lab.worker_of(id, &ruled(rule))?;
+        let other = lab.worker_of(id, &ruled(Rule::fixed_window(9, ms(1_000))))?;
+        same(worker.granted(9).await?, 2, format_args!("{id}: grants of a level that is full"))?;
+        lab.advance(60 * DAY - 1).await;
+        refused(
+            other.ask(&jobs(&[1])).await,
+            "invalid_options",
+            "another policy while a level is not at rest",
+        )?;
+        same(worker.granted(9).await?, 0, format_args!("{id}: grants a millisecond before any comes back"))?;
+        lab.advance(1).await;
+        same(worker.granted(9).await?, granted, format_args!("{id}: grants when it has"))?;
+    }
+    Ok(())
+}
+
+async fn st_5_pin_outlives_debt(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&ruled(Rule::token_bucket(10, ms(10 * DAY)).named("a")))?;
+    let granted_at = worker.ask(&jobs(&[10])).await?.head.now.unwrap_or_else(|| lab.now());
+    let rule = key("named:a");
+    worker
+        .settle(tidegate_core::Settlement { rule, identity: None, granted_at, cost: 10, actual: 50 })
+        .await?;
+    lab.advance(41 * DAY - 1).await;
+    same(worker.granted(1).await?, 0, "grants a millisecond before a debt of 40 days is paid")?;
+    lab.advance(1).await;
+    same(worker.granted(9).await?, 1, "grants when it is")
 }
 
 async fn st_5_initial_limit(lab: &Lab) -> Result<(), Failure> {
@@ -367,7 +432,11 @@ async fn st_5_limit_ttl(lab: &Lab) -> Result<(), Failure> {
     first.report(&[token], Outcome::Throttled).await?;
     let later = lab.worker(&adaptive(1, 50)?)?.starting_at(9);
     lab.advance(30 * DAY - 1).await;
-    same(later.granted(9).await?, 4, "grants under the limit that was found, after 30 days less a millisecond")?;
+    same(
+        later.granted(9).await?,
+        4,
+        "grants under the limit that was found, after 30 days less a millisecond",
+    )?;
     lab.advance(30 * DAY + 30_000).await;
     same(later.granted(20).await?, 9, "grants under a limit that is seeded again")
 }
@@ -375,11 +444,19 @@ async fn st_5_limit_ttl(lab: &Lab) -> Result<(), Failure> {
 async fn st_5_forget(lab: &Lab) -> Result<(), Failure> {
     let (worker, other) = (lab.worker(&windowed(0, 5))?, lab.worker(&windowed(0, 6))?);
     let operators = lab.operators()?;
-    same(operators.forget(worker.id()).await?.body, false, "whether there was anything before the first use")?;
+    same(
+        operators.forget(worker.id()).await?.body,
+        false,
+        "whether there was anything before the first use",
+    )?;
     same(worker.granted(2).await?, 2, "grants of the first worker")?;
     worker.pause(DAY).await?;
     same(operators.forget(worker.id()).await?.body, true, "whether there was anything")?;
-    same(operators.snapshot(worker.id()).await?.body.and_then(|snapshot| snapshot.policy), None, "the policy after it")?;
+    same(
+        operators.snapshot(worker.id()).await?.body.and_then(|snapshot| snapshot.policy),
+        None,
+        "the policy after it",
+    )?;
     same(other.granted(9).await?, 6, "grants of another policy, unpaused and from a fresh level")?;
     refused(worker.ask(&jobs(&[1])).await, "invalid_options", "the policy that was forgotten")?;
     Ok(())
@@ -389,7 +466,8 @@ async fn st_5_forget_refused(lab: &Lab) -> Result<(), Failure> {
     let (worker, other) = (lab.worker(&fixed(2))?, lab.worker(&fixed(3))?);
     let tokens = worker.leases(2).await?;
     let before = worker.traces().await?;
-    let error = refused(lab.operators()?.forget(worker.id()).await, "leases_live", "to forget an id with leases")?;
+    let error =
+        refused(lab.operators()?.forget(worker.id()).await, "leases_live", "to forget an id with leases")?;
     ensure(matches!(error, StoreError::LeasesLive { held: 2 }), format_args!("2 leases live: {error}"))?;
     same(worker.traces().await?, before, "the id that was not forgotten")?;
     same(worker.renew(&tokens).await?, vec![true, true], "renewals of its leases")?;

@@ -3,18 +3,18 @@
 //! Spec: ST-13, ST-14, AS-12.
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Capability, Class, Exchange, Line, Outcome, Queue, Wake, rule::Rule,
+    Acquire, AcquireRequest, Capability, Class, Exchange, Head, Line, Outcome, Queue, Wake, rule::Rule,
 };
 
 use super::{
     Failure, Need, ensure,
     lab::{
-        DAY, Lab, Worker, adaptive, fixed, jobs, jobs_of_one, ms, name, policy, queue, refused, releases, ruled,
-        scoped_job, scoped_jobs,
+        DAY, Lab, Worker, adaptive, fixed, jobs, jobs_of_one, ms, name, policy, queue, refused, releases,
+        ruled, scoped_job, scoped_jobs,
     },
     same, trials_of_rules,
 };
-use crate::subject::Hook;
+use crate::{subject::Hook, task::Task};
 
 const WAKE: Need = Need::Has(Capability::Wake);
 const LEASES: Need = Need::Has(Capability::Leases);
@@ -32,6 +32,7 @@ trials_of_rules! {
     "ST-13 another policy is pushed" [WAKE] => st_13_policy;
     "ST-13 room is pushed to those who wait" [WAKE, LEASES] => st_13_room;
     "ST-13 what happens to one id is pushed to its listeners alone" [WAKE] => st_13_one_id;
+    "ST-13 what happens is pushed in its order" [WAKE] => st_13_in_order;
     "ST-13 a subscription that was dropped hears nothing" [WAKE] => st_13_dropped;
     "ST-13 all works without a subscription" [LEASES] => st_13_without;
     "ST-14 the synchronous path decides on the same state" [SYNC] => st_14_same_state;
@@ -39,6 +40,10 @@ trials_of_rules! {
     "ST-14 the synchronous path takes scoped jobs" [SYNC, SCOPED] => st_14_scoped;
     "ST-14 the synchronous path refuses the same" [SYNC] => st_14_refuses;
     "ST-14 the synchronous path exchanges" [SYNC, LEASES] => st_14_exchange;
+    "ST-14 what is granted in brief is granted once" [SYNC] => st_14_brief;
+    "ST-14 a brief answer holds a lease like any other" [SYNC, LEASES] => st_14_brief_lease;
+    "ST-14 a brief answer says what has changed" [SYNC, LEASES, ADAPTIVE] => st_14_brief_head;
+    "ST-14 a clock that was set back is reported after a job in brief" [SYNC, CLOCK] => st_14_brief_clock;
     "AS-12 room goes to the one that waits longest" [WAKE, LEASES] => as_12_longest;
     "AS-12 as many are woken as there is room" [WAKE, LEASES] => as_12_as_many;
     "AS-12 one whose message reaches no one is skipped" [WAKE, LEASES] => as_12_skipped;
@@ -126,6 +131,40 @@ async fn st_13_one_id(lab: &Lab) -> Result<(), Failure> {
     ensure(left_ms > 5_000, "a listener was told of a pause of another id")
 }
 
+/// Many pause and resume at once. Each pause that is pushed began one, and each end ended it: they take turns.
+async fn st_13_in_order(lab: &Lab) -> Result<(), Failure> {
+    let draft = |revision| policy().revision(revision);
+    let worker = lab.worker(&draft(0))?;
+    worker.granted(1).await?;
+    let ear = lab.listen(&worker).await?;
+    let mut tasks: Vec<Task<'static, Result<(), Failure>>> = Vec::new();
+    for number in 0..8 {
+        let process = if number % 2 == 0 { lab.peer_of(&worker)? } else { worker.clone() };
+        tasks.push(Box::pin(async move {
+            for _ in 0..100 {
+                process.pause(DAY).await?;
+                process.resume().await?;
+            }
+            Ok(())
+        }));
+    }
+    lab.at_once(tasks).await?;
+    lab.worker(&draft(9))?.granted(1).await?;
+    ear.expect("the last of all changes", |wake| *wake == Wake::Policy { revision: 9 }).await?;
+    let wakes: Vec<bool> = ear
+        .take()
+        .iter()
+        .filter_map(|wake| match wake {
+            Wake::Paused { .. } => Some(true),
+            Wake::Resumed => Some(false),
+            _ => None,
+        })
+        .collect();
+    ensure(wakes.len() >= 2, format_args!("{} pauses and ends were pushed", wakes.len()))?;
+    let out_of_turn = wakes.iter().enumerate().find(|(at, is_pause)| **is_pause != at.is_multiple_of(2));
+    ensure(out_of_turn.is_none(), format_args!("push {out_of_turn:?} came out of turn (true is a pause)"))
+}
+
 async fn st_13_dropped(lab: &Lab) -> Result<(), Failure> {
     let (worker, other) = (lab.worker(&policy())?, lab.worker(&policy())?);
     let (mut ear, control) = (lab.listen(&worker).await?, lab.listen(&other).await?);
@@ -147,7 +186,11 @@ async fn st_13_without(lab: &Lab) -> Result<(), Failure> {
     let (holder, waiter) = (lab.worker(&fixed(1))?, lab.worker(&fixed(1))?);
     let token = holder.lease().await?;
     for waited_ms in 0..3 {
-        same(waiter.ask(&queue(1, 1, waited_ms)).await?.body.grants.len(), 0, "grants while the slot is held")?;
+        same(
+            waiter.ask(&queue(1, 1, waited_ms)).await?.body.grants.len(),
+            0,
+            "grants while the slot is held",
+        )?;
     }
     holder.release(&[token]).await?;
     same(waiter.ask(&queue(1, 1, 5)).await?.body.grants.len(), 1, "grants of one that comes again by itself")
@@ -163,7 +206,11 @@ fn sync_path(worker: &Worker) -> Result<std::sync::Arc<dyn tidegate_core::SyncPa
 async fn st_14_same_state(lab: &Lab) -> Result<(), Failure> {
     let worker = lab.worker(&ruled(Rule::fixed_window(10, ms(DAY))))?;
     let path = sync_path(&worker)?;
-    same(path.acquire(&worker.member, &jobs_of_one(4))?.body.grants.len(), 4, "grants of the synchronous path")?;
+    same(
+        path.acquire(&worker.member, &jobs_of_one(4))?.body.grants.len(),
+        4,
+        "grants of the synchronous path",
+    )?;
     same(worker.granted(4).await?, 4, "grants of the other one")?;
     let reply = path.acquire(&worker.member, &jobs_of_one(4))?;
     same(reply.body.grants.len(), 2, "grants of what both have left")?;
@@ -184,13 +231,18 @@ async fn st_14_leases(lab: &Lab) -> Result<(), Failure> {
     same(worker.granted(1).await?, 0, "grants above the limit")?;
     path.release(&worker.member, &releases(&[second], Outcome::Success))?;
     worker.release(&first).await?;
-    same(path.acquire(&worker.member, &jobs_of_one(3))?.body.grants.len(), 2, "grants when both were released")
+    same(
+        path.acquire(&worker.member, &jobs_of_one(3))?.body.grants.len(),
+        2,
+        "grants when both were released",
+    )
 }
 
 async fn st_14_scoped(lab: &Lab) -> Result<(), Failure> {
     let worker = lab.worker(&ruled(Rule::fixed_window(2, ms(DAY)).scoped("tenant")))?;
     let path = sync_path(&worker)?;
-    let request = scoped_jobs(None, vec![scoped_job(1, &[("tenant", "a")])?, scoped_job(1, &[("tenant", "b")])?]);
+    let request =
+        scoped_jobs(None, vec![scoped_job(1, &[("tenant", "a")])?, scoped_job(1, &[("tenant", "b")])?]);
     let reply = path.acquire_scoped(&worker.member, &request)?;
     same(reply.body.grants.len(), 2, "grants of the synchronous path")?;
     same(worker.ask_scoped(&request).await?.body.grants.len(), 2, "grants of the other one")?;
@@ -219,11 +271,92 @@ async fn st_14_exchange(lab: &Lab) -> Result<(), Failure> {
         ..Exchange::default()
     };
     let reply = path.exchange(&worker.member, &exchange)?;
-    exchange.check(true, &reply)?;
-    let granted: usize =
-        reply.body.acquired.iter().filter_map(|part| part.as_ref().ok()).map(|part| part.grants().count()).sum();
+    exchange.check(Some(true), &reply)?;
+    let granted: usize = reply
+        .body
+        .acquired
+        .iter()
+        .filter_map(|part| part.as_ref().ok())
+        .map(|part| part.grants().count())
+        .sum();
     same(granted, 1, "grants of the slot that the same exchange freed")?;
     same(worker.granted(1).await?, 0, "grants above the limit")
+}
+
+async fn st_14_brief(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&ruled(Rule::fixed_window(5, ms(DAY))))?;
+    same(worker.granted(1).await?, 1, "grants that pin the policy")?;
+    let path = sync_path(&worker)?;
+    let mut granted = 1;
+    for _ in 0..20 {
+        // Where it says nothing, nothing has changed, and the job is asked for in full.
+        granted += match path.acquire_one(&worker.member, 0, 0) {
+            Some(brief) => usize::from(brief.grant.is_some()),
+            None => path.acquire(&worker.member, &jobs_of_one(1))?.body.grants.len(),
+        };
+    }
+    same(granted, 5, "grants in all")?;
+    worker.pause(DAY).await?;
+    let brief = path.acquire_one(&worker.member, 0, 0);
+    ensure(brief.is_none_or(|brief| brief.grant.is_none()), "a job was granted in brief during a pause")?;
+    let other = lab.worker_of("trial", &ruled(Rule::fixed_window(9, ms(DAY))))?;
+    worker.resume().await?;
+    let brief = path.acquire_one(&other.member, 0, 0);
+    ensure(brief.is_none_or(|brief| brief.grant.is_none()), "a job was granted in brief under another policy")
+}
+
+async fn st_14_brief_lease(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&fixed(2).class(Class::reserved("a", 0.5)))?;
+    let first = worker.lease().await?;
+    let path = sync_path(&worker)?;
+    // The slice of the class, which is the first tier, is not lent to jobs without one.
+    let brief = path.acquire_one(&worker.member, 1, 0);
+    ensure(brief.is_none_or(|brief| brief.grant.is_none()), "a slice was lent in brief")?;
+    let Some(brief) = path.acquire_one(&worker.member, 0, 0) else { return Ok(()) };
+    let lease = brief.grant.and_then(|grant| grant.lease);
+    let lease = lease.ok_or_else(|| Failure("a grant in brief came without its lease".to_owned()))?;
+    same(lease.slot, 1, "the slot of a grant in brief")?;
+    ensure(lease.fence > first.fence, "its fence is higher than the last")?;
+    same(worker.renew(&[first, lease]).await?, vec![true, true], "who lives")?;
+    for release in releases(&[lease, lease], Outcome::Success) {
+        if path.release_one(&release, 0).is_none() {
+            path.release(&worker.member, &[release])?;
+        }
+    }
+    same(worker.renew(&[first, lease]).await?, vec![true, false], "who lives after a release in brief")?;
+    same(worker.granted_as(Some(&name("a")?), 2).await?, 1, "grants of the slot that it freed")
+}
+
+async fn st_14_brief_head(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&adaptive(1, 50)?)?.starting_at(16);
+    let tokens = worker.leases(3).await?;
+    let path = sync_path(&worker)?;
+    let Some(brief) = path.acquire_one(&worker.member, 0, 0) else { return Ok(()) };
+    let Some(head) = brief.head else {
+        return Err(Failure("a first brief answer says how the id stands".to_owned()));
+    };
+    same(head.limit.map(|limit| limit.value), Some(16), "the limit in a brief answer")?;
+    worker.report(&tokens[..1], Outcome::Throttled).await?;
+    let Some(again) = path.acquire_one(&worker.member, 0, brief.seen) else { return Ok(()) };
+    let limit = again.head.and_then(|head| head.limit).map(|limit| limit.value);
+    same(limit, Some(8), "the limit in a brief answer after it has moved")?;
+    let release = &releases(&tokens[1..2], Outcome::Success)[0];
+    if let Some(Head { limit, .. }) = path.release_one(release, again.seen).and_then(|brief| brief.head) {
+        same(limit.map(|limit| limit.value), Some(8), "the limit in a brief answer to a release")?;
+    }
+    Ok(())
+}
+
+async fn st_14_brief_clock(lab: &Lab) -> Result<(), Failure> {
+    let worker = lab.worker(&ruled(Rule::fixed_window(1, ms(DAY))))?;
+    same(worker.granted(1).await?, 1, "grants of all there is")?;
+    let path = sync_path(&worker)?;
+    lab.step_back(3_600_000).await;
+    let reported = match path.acquire_one(&worker.member, 0, 0) {
+        Some(brief) => brief.head,
+        None => Some(path.acquire(&worker.member, &jobs_of_one(1))?.head),
+    };
+    same(reported.map(|head| head.stepped_back_ms), Some(3_600_000), "how far the clock was set back")
 }
 
 // ---- waking --------------------------------------------------------------------------------------------------------
@@ -304,7 +437,8 @@ async fn as_12_passes_on(lab: &Lab) -> Result<(), Failure> {
     holder.release(&[token]).await?;
     ear1.expect_room("room for the first").await?;
     // Its job turns out to cost more than the rule has left.
-    let reply = first.ask(&AcquireRequest { line: Line { waiting: 1, waited_ms: 1_000 }, ..jobs(&[5]) }).await?;
+    let reply =
+        first.ask(&AcquireRequest { line: Line { waiting: 1, waited_ms: 1_000 }, ..jobs(&[5]) }).await?;
     same(reply.body.grants.len(), 0, "grants of a job that a rule denies")?;
     ear2.expect_room("room for the second").await?;
     same(second.granted(1).await?, 1, "grants of the second")
@@ -351,7 +485,11 @@ async fn as_12_resumed(lab: &Lab) -> Result<(), Failure> {
     holder.pause(DAY).await?;
     holder.release(&[token]).await?;
     ear.expect("a pause", is_paused).await?;
-    same(ear.take().iter().filter(|wake| matches!(wake, Wake::Room { .. })).count(), 0, "rooms during a pause")?;
+    same(
+        ear.take().iter().filter(|wake| matches!(wake, Wake::Room { .. })).count(),
+        0,
+        "rooms during a pause",
+    )?;
     holder.resume().await?;
     ear.expect_room("room when the pause has ended").await
 }
@@ -397,8 +535,13 @@ async fn as_12_own_first(lab: &Lab) -> Result<(), Failure> {
             ..Exchange::default()
         };
         let reply = holder.exchange(&exchange).await?;
-        let granted: usize =
-            reply.body.acquired.iter().filter_map(|part| part.as_ref().ok()).map(|part| part.grants().count()).sum();
+        let granted: usize = reply
+            .body
+            .acquired
+            .iter()
+            .filter_map(|part| part.as_ref().ok())
+            .map(|part| part.grants().count())
+            .sum();
         if keeps && (longer_ms == 0 || lab.is_timed()) {
             same(granted, 1, format_args!("{id}: grants of the process that freed the slot"))?;
             same(ear.rooms(&other).await?, 0, format_args!("{id}: how often the other was woken"))?;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{AcquireRequest, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
+use tidegate_core::{AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
 
 use super::{
     Ask, Driver, Permit,
@@ -60,7 +60,6 @@ impl Acquiring {
         let driver = &self.driver;
         let class = driver.member.policy.class(self.tier).map(tidegate_core::Name::as_str);
         driver.hooks.record(&driver.member.id, |recorder| recorder.acquired(class, ended, waited));
-        driver.record_load(self.tier);
     }
 }
 
@@ -73,7 +72,13 @@ impl Future for Acquiring {
         if let Stage::New(ask) = &this.stage {
             let mut state = driver.lock();
             match driver.begin(&mut state, ask, &mut this.tier) {
+                Begun::Refused(error) => {
+                    drop(state);
+                    this.stage = Stage::Done;
+                    return Poll::Ready(Err(error));
+                }
                 Begun::Ended(result) => {
+                    driver.note_load(&mut state, this.tier);
                     driver.unlock(state);
                     this.stage = Stage::Done;
                     this.ended(&result, None);
@@ -83,6 +88,7 @@ impl Future for Acquiring {
                     let since = state.waiters.get(key).map_or_else(Moment::default, |waiter| waiter.since);
                     this.stage = Stage::Waiting { key, since };
                     driver.stir(&mut state);
+                    driver.note_load(&mut state, this.tier);
                     driver.unlock(state);
                 }
             }
@@ -107,6 +113,7 @@ impl Future for Acquiring {
             return Poll::Pending;
         }
         let result = state.take(key).and_then(|waiter| waiter.ended);
+        driver.note_load(&mut state, this.tier);
         driver.unlock(state);
         this.stage = Stage::Done;
         let closed = || AcquireError::Closed { id: driver.member.id.clone() };
@@ -128,6 +135,7 @@ impl Drop for Acquiring {
             driver.pass_on(&mut state, granted, now);
         }
         driver.stir(&mut state);
+        driver.note_load(&mut state, self.tier);
         driver.unlock(state);
         if driver.hooks.records() {
             self.record(AcquireResult::Cancelled, now.since(since));
@@ -137,6 +145,8 @@ impl Drop for Acquiring {
 
 /// What came of the first look at a job.
 pub(super) enum Begun {
+    /// The job cannot be taken: nothing was tried.
+    Refused(AcquireError),
     Ended(Result<Granted, AcquireError>),
     Waits(usize),
 }
@@ -146,7 +156,7 @@ impl Driver {
     pub(super) fn begin(&self, state: &mut State, ask: &Ask, tier: &mut usize) -> Begun {
         match self.check(ask) {
             Ok(checked) => *tier = checked,
-            Err(error) => return Begun::Ended(Err(error)),
+            Err(error) => return Begun::Refused(error),
         }
         let id = || self.member.id.clone();
         if state.closed {
@@ -159,39 +169,57 @@ impl Driver {
         }
         let nobody_waits = state.lines.get(*tier).is_some_and(super::queue::Line::is_empty);
         let decided = if nobody_waits { self.decide(state, ask, *tier) } else { None };
-        let mut first = None;
+        let (mut first, mut answer) = (None, None);
         match decided {
             Some(Decided::Granted(granted)) => return Begun::Ended(Ok(granted)),
             Some(Decided::Refused(error)) => return Begun::Ended(Err(error)),
-            Some(Decided::Denied(cause, hint_at)) => first = Some((cause, hint_at)),
+            Some(Decided::Denied { denial, cause, hint_at, until }) => {
+                first = Some((cause, hint_at));
+                answer = Some((denial, cause, until));
+            }
             None => {}
         }
         let now = self.clock.now();
-        let blocked = state.lines.get(*tier).and_then(|line| line.blocked(now)).filter(|_| !nobody_waits);
-        if let (true, Some((until, cause))) = (ask.timeout.is_zero(), blocked) {
+        let place = super::queue::next_place(ask.priority);
+        let policy = self.deciding(state);
+        let line = state.lines.get(*tier).filter(|_| !nobody_waits);
+        let in_vain = line.and_then(|line| line.meets(place, &ask.job, policy, now));
+        if let Some((until, cause)) = in_vain {
             // Behind others that were denied, asking would be in vain.
-            state.deny(cause);
-            return Begun::Ended(Err(AcquireError::Timeout {
-                id: id(),
-                timeout: ask.timeout,
-                class: ask.class.clone(),
-                waited: Duration::ZERO,
-                last: cause,
-                hint: Some(until.since(now)),
-                local: state.away.is_some(),
-            }));
+            let wait = until.since(now);
+            if ask.timeout.is_zero() || self.is_hopeless(cause, wait, ask.timeout) {
+                self.note_denied(state, cause);
+                return Begun::Ended(Err(AcquireError::Timeout {
+                    id: id(),
+                    timeout: ask.timeout,
+                    class: ask.class.clone(),
+                    waited: Duration::ZERO,
+                    last: cause,
+                    hint: Some(wait).filter(|wait| !wait.is_zero()),
+                    local: state.away.is_some(),
+                }));
+            }
         }
         let waiting: usize = state.lines.iter().map(super::queue::Line::len).sum();
         if waiting >= self.max_queue && !ask.timeout.is_zero() {
             return Begun::Ended(Err(AcquireError::QueueFull { id: id(), max_queue: self.max_queue }));
         }
-        let key = state.enqueue(&self.member.policy, ask, *tier, now);
+        if let Some((until, cause)) = in_vain {
+            // Whoever comes while something holds up those ahead is held up with them, and need not ask to know it.
+            self.note_denied(state, cause);
+            first = Some((cause, until));
+        }
+        let key = state.enqueue(ask, *tier, now);
         if let Some((cause, hint_at)) = first
             && let Some(waiter) = state.waiters.get_mut(key)
         {
             waiter.denied_at = Some(now);
             waiter.last = Some(cause);
             waiter.hint_at = Some(hint_at);
+        }
+        if let Some((denial, cause, until)) = answer {
+            let place = state.waiters.get(key).map_or(place, |waiter| waiter.place(key));
+            self.block(state, *tier, (place, &ask.job), &denial, cause, until, now);
         }
         Begun::Waits(key)
     }
@@ -207,7 +235,8 @@ impl Driver {
             } else {
                 names.join(", ")
             };
-            let source = Invalid::new("class", &ask.class, allowed).into();
+            let class = ask.class.as_ref().map_or("", tidegate_core::Name::as_str);
+            let source = Invalid::new("class", class, allowed).into();
             return Err(AcquireError::InvalidOptions { id: id(), source });
         };
         let job = &ask.job;
@@ -238,12 +267,12 @@ impl Driver {
         let scoped = self.member.policy.is_scoped();
         let waiting = u32::from(!ask.timeout.is_zero());
         let answer = if scoped {
-            let line = LineState { waiting: 0, waited_ms: 0 };
+            let line = LineState { waiting, waited_ms: 0 };
             let request = ScopedRequest { class: ask.class.clone(), jobs: vec![(*ask.job).clone()], line };
             sync.acquire_scoped(&self.member, &request).map(|reply| {
                 reply.map(|body| {
                     let grant = body.grants.into_iter().next().map(|granted| granted.grant);
-                    (grant, body.denied.into_iter().next().map(|denied| denied.denial))
+                    (grant, body.denied.into_iter().next().map(|denied| denied.denial), body.others)
                 })
             })
         } else {
@@ -257,12 +286,13 @@ impl Driver {
                 &built
             };
             sync.acquire(&self.member, request)
-                .map(|reply| reply.map(|body| (body.grants.into_iter().next(), body.denied)))
+                .map(|reply| reply.map(|body| (body.grants.into_iter().next(), body.denied, body.others)))
         };
         let reply = match answer {
             Ok(reply) => reply,
             Err(error) => {
                 if error.is_unavailable() {
+                    self.note_store_error(state);
                     let now = self.clock.now();
                     self.went_away(state, error.clone(), now);
                     if self.fallback.is_some() {
@@ -278,7 +308,7 @@ impl Driver {
         self.take_head(state, &reply.head, sent, now);
         // From the first answer on, this process watches.
         self.ensure_running(state);
-        let (grant, denial) = reply.body;
+        let (grant, denial, others) = reply.body;
         if let Some(grant) = grant {
             let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
             let granted = self.taken(state, grounds, ask, tier, grant);
@@ -287,12 +317,8 @@ impl Driver {
         let denial = denial?;
         let cause = super::apply::cause_of(&denial, &reply.head);
         let hint = Duration::from_millis(denial.hint_ms);
-        state.deny(cause);
-        if self.hooks.records() {
-            state.notices.push_back(super::Notice::Denied(cause));
-        }
-        let hopeless = ask.timeout.is_zero() || (self.fail_fast && hint > ask.timeout);
-        if hopeless {
+        self.note_denied(state, cause);
+        if ask.timeout.is_zero() || self.is_hopeless(cause, hint, ask.timeout) {
             return Some(Decided::Refused(AcquireError::Timeout {
                 id: self.member.id.clone(),
                 timeout: ask.timeout,
@@ -303,7 +329,14 @@ impl Driver {
                 local: false,
             }));
         }
-        Some(Decided::Denied(cause, now.plus(hint)))
+        let until = self.retry_at(state, &denial, cause, others, now);
+        Some(Decided::Denied { denial, cause, hint_at: now.plus(hint), until })
+    }
+
+    fn note_load(&self, state: &mut State, tier: usize) {
+        if self.hooks.records() {
+            state.note_load(tier);
+        }
     }
 
     /// Counts a grant that its asker takes at once.
@@ -332,5 +365,5 @@ impl Driver {
 enum Decided {
     Granted(Granted),
     Refused(AcquireError),
-    Denied(LastCause, Moment),
+    Denied { denial: Denial, cause: LastCause, hint_at: Moment, until: Moment },
 }

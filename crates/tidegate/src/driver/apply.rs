@@ -14,7 +14,7 @@ use super::{
     Driver, LastCause,
     local::Local,
     notice::Notice,
-    queue::{Line, Obstacle},
+    queue::{Asked, Denied, Line, Obstacle, Place},
     state::{Away, Flight, Granted, Held, State},
 };
 use crate::{AcquireError, Direction};
@@ -40,6 +40,8 @@ pub(super) struct Grounds {
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 /// The first probe of a store that is away, and the longest wait between two.
 const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How many jobs are asked for at once where the next exchange follows on the spot.
+const FEW_JOBS: usize = 8;
 /// The longest that is added to a hint so that processes do not all come back at once.
 const MOST_SPREAD: Duration = Duration::from_secs(1);
 /// A fixed limit has no cooldown; outcomes mean nothing to it.
@@ -49,6 +51,9 @@ impl Driver {
     /// The next exchange, where there is something to exchange.
     pub(super) fn build(&self, state: &mut State, now: Moment) -> Option<Flight> {
         self.expire(state, now);
+        if state.asks_nothing(now) {
+            return None;
+        }
         let local = state.away.is_some();
         let mut exchange = Exchange::default();
         let mut asked = Vec::new();
@@ -73,8 +78,8 @@ impl Driver {
             }
             handed = self.hand_overs(state, &mut exchange);
         }
-        let asks = !exchange.is_empty() || std::mem::take(&mut state.room_wanted);
-        if !asks {
+        let looks = std::mem::take(&mut state.room_wanted);
+        if exchange.is_empty() && !looks {
             return None;
         }
         self.queues(state, &mut exchange, now);
@@ -96,7 +101,7 @@ impl Driver {
     }
 
     /// The policy that decides now: this process's own while the store is away.
-    fn deciding<'a>(&'a self, state: &'a State) -> &'a Policy {
+    pub(super) fn deciding<'a>(&'a self, state: &'a State) -> &'a Policy {
         state.local.as_ref().map_or(&*self.member.policy, Local::policy)
     }
 
@@ -116,14 +121,19 @@ impl Driver {
         free: usize,
         now: Moment,
     ) -> Option<(Acquire, Vec<(usize, u64)>)> {
+        let most = if self.decides_now(state) { free.min(FEW_JOBS) } else { free };
         let State { lines, waiters, local, trying, .. } = &mut *state;
-        let line = lines.get_mut(tier).filter(|line| line.is_due(now))?;
+        let line = lines.get_mut(tier).filter(|line| !line.is_empty())?;
+        if !line.is_due(now) {
+            // Nothing is asked before those ahead are worth another try.
+            self.deny_tries(state, tier, now, |_| true);
+            return None;
+        }
         let policy = local.as_ref().map_or(&*self.member.policy, Local::policy);
-        let keys = if free == 0 {
-            Vec::new()
-        } else {
-            line.ask(now, free, policy.rules().len(), |key| waiters.get(key).map(|waiter| &*waiter.job))
-        };
+        let Asked { jobs: keys, denied } =
+            if most > 0 { line.ask(now, most, policy) } else { Asked::default() };
+        let stamped = |key: &usize| Some((*key, waiters.get(*key)?.stamp));
+        let denied: Vec<_> = denied.iter().filter_map(|(key, known)| Some((stamped(key)?, *known))).collect();
         let asked: Vec<(usize, u64)> =
             keys.iter().filter_map(|key| Some((*key, waiters.get(*key)?.stamp))).collect();
         let acquire = (!asked.is_empty()).then(|| {
@@ -138,17 +148,34 @@ impl Driver {
                 Acquire::Prefix(AcquireRequest { class, jobs, line })
             }
         });
-        if state.trying[tier] > 0 {
-            let tries_in_vain = |(key, waiter): &(usize, &super::Waiter)| {
-                waiter.tier == tier && waiter.tries_once() && waiter.ended.is_none() && !keys.contains(key)
-            };
-            let left_out: Vec<usize> =
-                state.waiters.iter().filter(tries_in_vain).map(|(key, _)| key).collect();
-            for key in left_out {
-                self.time_out(state, key, now, Some(LastCause::Slots));
-            }
+        for (job, (until, cause)) in denied {
+            self.take_denial(state, job, cause, until, state.away.is_some(), now);
+        }
+        // Those that only one exchange has no place for are asked for by the next.
+        if keys.len() >= free {
+            self.deny_tries(state, tier, now, |key| !keys.contains(&key));
         }
         Some((acquire?, asked))
+    }
+
+    /// Ends those jobs that try once and for which asking is in vain.
+    fn deny_tries(
+        &self,
+        state: &mut State,
+        tier: usize,
+        now: Moment,
+        in_vain: impl Fn(usize) -> bool,
+    ) {
+        if state.trying[tier] == 0 {
+            return;
+        }
+        let tries = state.waiters.iter().filter(|(key, waiter)| {
+            let tries = waiter.tier == tier && waiter.tries_once() && waiter.ended.is_none() && !waiter.asked;
+            tries && in_vain(*key)
+        });
+        for key in tries.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.time_out(state, key, now);
+        }
     }
 
     fn hand_overs(&self, state: &mut State, exchange: &mut Exchange) -> Vec<(usize, u64)> {
@@ -174,10 +201,8 @@ impl Driver {
             if exchange.acquires.iter().any(|acquire| acquire.class() == class) {
                 continue;
             }
-            // A rate or a pause is no demand for slots.
-            let head = line.head().and_then(|key| state.waiters.get(key));
-            let line = line_state(line, state.trying[tier], &state.waiters, now);
-            if head.is_some_and(|head| head.last == Some(LastCause::Slots)) {
+            if line.waits_for_slots() {
+                let line = line_state(line, state.trying[tier], &state.waiters, now);
                 exchange.queues.push(Queue { class: class.cloned(), line });
             }
         }
@@ -223,7 +248,7 @@ impl Driver {
             Err(error) => return self.failed(state, flight, error, now),
         };
         if !flight.local {
-            if self.hooks.records() {
+            if self.hooks.records() && self.link.sync().is_none() {
                 state.notices.push_back(Notice::Exchanged(now.since(flight.sent)));
             }
             self.came_back(state, now);
@@ -278,7 +303,9 @@ impl Driver {
             return;
         }
         state.limit = Some(limit);
-        let direction = match before {
+        // What was known before the store lost it was seen too.
+        let seen = before.or_else(|| state.restore.and_then(|restore| restore.limit));
+        let direction = match seen {
             None => Direction::Init,
             Some(before) if before.value < limit.value => Direction::Increase,
             Some(before) if before.value > limit.value => Direction::Decrease,
@@ -294,6 +321,9 @@ impl Driver {
         state.limit = None;
         state.room_wanted = true;
         state.notices.push_back(Notice::StateLost);
+        // At once, whoever learnt of it.
+        self.ensure_running(state);
+        self.bell.notify_one();
     }
 
     pub(super) fn note_pause(&self, state: &mut State, until: Moment, now: Moment) {
@@ -311,11 +341,10 @@ impl Driver {
         if running.is_none_or(|running| until > running || running.since(until) > MOST_SPREAD) {
             state.paused_until = Some(until);
         }
-        let until = state.paused_until.unwrap_or(until).plus(resume_spread(until.since(now)));
+        let until = state.paused_until.unwrap_or(until);
+        let resumes_at = until.plus(resume_spread(until.since(now)));
         for line in &mut state.lines {
-            if line.blocked(now).is_none_or(|(_, cause)| cause != LastCause::Pause) {
-                line.block(until, LastCause::Pause);
-            }
+            line.pause(until, resumes_at);
         }
     }
 
@@ -323,7 +352,7 @@ impl Driver {
         if state.paused_until.take().is_some() {
             state.notices.push_back(Notice::Resumed);
             for line in &mut state.lines {
-                line.unblock(Some(LastCause::Pause));
+                line.resume();
             }
         }
     }
@@ -417,51 +446,46 @@ impl Driver {
                 reply.grants.into_iter().map(|granted| (granted.index, granted.grant)).collect()
             }
         };
-        for (index, grant) in grants {
-            let Some(job) = jobs.get(index) else { continue };
-            self.take_grant(state, seen, tier, *job, grant);
+        // Those whose asker is gone come last: then it is known who of those that asked with it has none.
+        let grants = grants.into_iter().filter_map(|(index, grant)| Some((*jobs.get(index)?, grant)));
+        let (gone, there): (Vec<_>, Vec<_>) = grants.partition(|(job, _)| state.waiter(*job).is_none());
+        for (job, grant) in there.into_iter().chain(gone) {
+            self.take_grant(state, seen, tier, job, grant);
         }
         let scoped = matches!(state.lines.get(tier), Some(Line::Scoped(_)));
         for (index, denial) in denials {
+            let Some(job) = jobs.get(index) else { continue };
             let cause = cause_of(&denial, head);
             let until = self.retry_at(state, &denial, cause, others, now);
             let hint_at = now.plus(Duration::from_millis(denial.hint_ms));
+            let asked = state.waiter(*job).map(|waiter| (waiter.place(job.0), Arc::clone(&waiter.job)));
             let denied = if scoped { jobs.get(index..=index) } else { jobs.get(index..) };
             for job in denied.unwrap_or_default() {
                 self.take_denial(state, *job, cause, hint_at, flight.local, now);
             }
-            if cause == LastCause::Pause || !scoped {
-                if let Some(line) = state.lines.get_mut(tier) {
-                    line.block(until, cause);
-                }
-            } else if let Some(job) = jobs.get(index) {
-                self.park(state, *job, &denial, until, now);
-            }
-        }
-        if let Some(line) = state.lines.get_mut(tier) {
-            line.answered(now);
+            // One that is gone says nothing of those that are left: they ask for themselves.
+            let Some((place, job)) = asked else { continue };
+            self.block(state, tier, (place, &job), &denial, cause, until, now);
         }
     }
 
-    fn park(&self, state: &mut State, job: (usize, u64), denial: &Denial, until: Moment, now: Moment) {
-        let Some(waiter) = state.waiter(job) else { return };
-        let (tier, place, denied_at) = (waiter.tier, waiter.place(job.0), waiter.denied_at);
-        let job = Arc::clone(&waiter.job);
-        let policy = state.local.as_ref().map_or(&*self.member.policy, Local::policy);
-        let rules = policy.rules();
-        let by_rule = denial.rule.as_ref().and_then(|key| rules.iter().position(|rule| rule.key() == key));
-        let (obstacle, cost, interval) = match by_rule.and_then(|index| Some((index, rules.get(index)?))) {
-            Some((index, rule)) => (
-                Obstacle::Rule(index, job.identity(rule).cloned()),
-                job.costs.of(rule.name()),
-                Duration::from_millis(rule.interval_ms()),
-            ),
-            // Nobody is held up behind a job for want of a slot but by the order of the line.
-            None => (Obstacle::Slots, 0, Duration::ZERO),
-        };
-        let passed_until = denied_at.unwrap_or(now).plus(interval);
-        if let Some(line) = state.lines.get_mut(tier) {
-            line.park(place, obstacle, cost, until, passed_until, now);
+    /// Has a line remember a denial.
+    #[allow(clippy::too_many_arguments)] // A denial, and whom it met.
+    pub(super) fn block(
+        &self,
+        state: &mut State,
+        tier: usize,
+        (place, job): (Place, &ScopedJob),
+        denial: &Denial,
+        cause: LastCause,
+        until: Moment,
+        now: Moment,
+    ) {
+        let denied = met(self.deciding(state), (place.2, job), denial, cause, until);
+        let Some(line) = state.lines.get_mut(tier) else { return };
+        match denied {
+            Some(denied) => line.deny(place, denied, now),
+            None => line.pause(state.paused_until.unwrap_or(until).min(until), until),
         }
     }
 
@@ -563,15 +587,16 @@ impl Driver {
                 // The local model takes any release.
                 let _ = local.exchange(now, &exchange);
             }
-            for line in &mut state.lines {
-                line.room(now);
-            }
         } else {
             state.outbox.release(release, now);
             let dropped = state.outbox.take_dropped();
             if dropped > 0 {
                 state.notices.push_back(Notice::Undelivered(dropped));
             }
+        }
+        // The slot serves those that wait here in the same exchange, as far as that is fair.
+        for line in &mut state.lines {
+            line.room(now);
         }
     }
 
@@ -590,21 +615,24 @@ impl Driver {
         waiter.last = Some(cause);
         waiter.hint_at = Some(hint_at);
         waiter.local = local;
-        let hopeless = self.fail_fast && waiter.deadline.is_some_and(|deadline| hint_at > deadline);
-        let over = waiter.tries_once() || hopeless || waiter.deadline.is_some_and(|deadline| deadline <= now);
+        let left = waiter.deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
+        let over = waiter.tries_once() || left.is_zero() || self.is_hopeless(cause, hint_at.since(now), left);
         if first {
-            state.deny(cause);
-            if self.hooks.records() {
-                state.notices.push_back(Notice::Denied(cause));
-            }
+            self.note_denied(state, cause);
         }
         if over {
-            self.time_out(state, job.0, now, None);
+            self.time_out(state, job.0, now);
         }
     }
 
+    /// Whether a job that is told to come again after `hint` is refused, because by then its time is up. A slot can be
+    /// free at any moment, so no one waits for one in vain.
+    pub(super) fn is_hopeless(&self, cause: LastCause, hint: Duration, left: Duration) -> bool {
+        self.fail_fast && cause != LastCause::Slots && hint > left
+    }
+
     /// When a denied job asks again.
-    fn retry_at(&self, state: &State, denial: &Denial, cause: LastCause, others: u32, now: Moment) -> Moment {
+    pub(super) fn retry_at(&self, state: &State, denial: &Denial, cause: LastCause, others: u32, now: Moment) -> Moment {
         let hint = Duration::from_millis(denial.hint_ms);
         match cause {
             LastCause::Slots => now.plus(hint.min(between(POLL.0, POLL.1))),
@@ -624,24 +652,51 @@ impl Driver {
     }
 
     /// Ends the waits whose time is up.
-    fn expire(&self, state: &mut State, now: Moment) {
+    pub(super) fn expire(&self, state: &mut State, now: Moment) {
         for key in state.expired(now) {
-            self.time_out(state, key, now, None);
+            self.time_out(state, key, now);
         }
     }
 
-    pub(super) fn time_out(&self, state: &mut State, key: usize, now: Moment, cause: Option<LastCause>) {
+    pub(super) fn time_out(&self, state: &mut State, key: usize, now: Moment) {
         let Some(waiter) = state.waiters.get(key) else { return };
+        // A job that has not asked was held up by what is known, else by others.
+        let line = state.lines.get(waiter.tier);
+        let (until, held_up) = line.and_then(|line| line.known(waiter.place(key), now)).unzip();
+        let last = held_up.or(waiter.last).unwrap_or(LastCause::Slots);
+        let never_denied = waiter.denied_at.is_none();
         let error = AcquireError::Timeout {
             id: self.member.id.clone(),
             timeout: waiter.timeout,
             class: self.member.policy.class(waiter.tier).cloned(),
             waited: now.since(waiter.since),
-            last: waiter.last.or(cause).unwrap_or(LastCause::Slots),
-            hint: waiter.hint_at.map(|at| at.since(now)).filter(|hint| !hint.is_zero()),
+            last,
+            hint: waiter
+                .hint_at
+                .or(until)
+                .map(|at| at.since(now))
+                .filter(|hint| !hint.is_zero()),
             local: waiter.local || state.away.is_some(),
         };
+        if never_denied {
+            self.note_denied(state, last);
+        }
         state.resolve(key, Err(error));
+    }
+
+    /// Counts a job that is denied.
+    pub(super) fn note_denied(&self, state: &mut State, cause: LastCause) {
+        state.denied[cause as usize] += 1;
+        if self.hooks.records() {
+            state.notices.push_back(Notice::Denied(cause));
+        }
+    }
+
+    /// Counts an operation of the store that failed.
+    pub(super) fn note_store_error(&self, state: &mut State) {
+        if self.hooks.records() {
+            state.notices.push_back(Notice::StoreError);
+        }
     }
 
     // ---- when it goes wrong ----------------------------------------------------------------------------------------
@@ -667,11 +722,11 @@ impl Driver {
 
     /// An exchange failed as a whole.
     fn failed(&self, state: &mut State, flight: &Flight, error: StoreError, now: Moment) {
-        if self.hooks.records() {
-            state.notices.push_back(Notice::StoreError);
-        }
+        self.note_store_error(state);
         if let StoreError::TooLate { .. } = error {
-            // It was not carried out and never will be: what it carried goes into another.
+            // It was not carried out and never will be: what it carried goes into another. What was thought of the
+            // store's clock may be why.
+            state.store_clock = None;
             self.came_back(state, now);
             state.outbox.put_back(&flight.exchange, flight.sent, true);
             state.unhanded.extend(&flight.handed);
@@ -703,7 +758,7 @@ impl Driver {
                 state.notices.push_back(Notice::Away(error.clone()));
                 state.local = self.fallback.as_ref().map(|fallback| Local::new(&self.member, fallback));
                 for line in &mut state.lines {
-                    line.unblock(None);
+                    line.unblock();
                 }
                 now
             }
@@ -720,6 +775,8 @@ impl Driver {
             }
         }
         state.away = Some(Away { since, probe_at, backoff, error });
+        // It probes.
+        self.ensure_running(state);
     }
 
     /// The store answers again: what was granted without it is handed over.
@@ -728,7 +785,7 @@ impl Driver {
         state.notices.push_back(Notice::Back(now.since(away.since)));
         state.local = None;
         for line in &mut state.lines {
-            line.unblock(None);
+            line.unblock();
         }
         let local = state.held.iter().filter(|(_, held)| held.local).map(|(key, held)| (key, held.stamp));
         let local: Vec<_> = local.collect();
@@ -739,26 +796,32 @@ impl Driver {
 }
 
 impl State {
+    /// Whether there is nothing to exchange, which can be seen before anything is made.
+    fn asks_nothing(&self, now: Moment) -> bool {
+        self.outbox.is_empty()
+            && self.unhanded.is_empty()
+            && self.restore.is_none()
+            && !self.room_wanted
+            && self.trying.iter().all(|trying| *trying == 0)
+            && !self.lines.iter().any(|line| line.is_due(now))
+    }
+
     /// A lease is gone: its holder is told.
     pub(super) fn lose(&mut self, key: usize) {
         let Some(held) = self.held.get_mut(key).filter(|held| !held.lost) else { return };
         held.lost = true;
         let token = held.token;
-        held.wakers.drain(..).for_each(std::task::Waker::wake);
-        self.notices.push_back(Notice::Lost(crate::LeaseLost::of(token)));
+        self.wakers.append(&mut held.wakers);
+        self.notices.push_back(Notice::Lost(token));
     }
 
     /// Who may take a grant whose asker is gone: the first of its line that waits for the same.
     fn heir(&self, flight: &Flight, tier: usize, gone: (usize, u64)) -> Option<(usize, Arc<ScopedJob>)> {
         let job = flight.job(tier, gone)?;
-        let also_asked =
-            |key: usize, stamp: u64| flight.asked.iter().any(|(_, jobs)| jobs.contains(&(key, stamp)));
-        let waiting = self.waiters.iter().filter(|(key, waiter)| {
-            waiter.ended.is_none()
-                && waiter.tier == tier
-                && *waiter.job == *job
-                && !also_asked(*key, waiter.stamp)
-        });
+        let waiting = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| waiter.ended.is_none() && waiter.tier == tier && *waiter.job == *job);
         waiting
             .min_by_key(|(key, waiter)| waiter.place(*key))
             .map(|(key, waiter)| (key, Arc::clone(&waiter.job)))
@@ -796,6 +859,36 @@ pub(super) fn cause_of(denial: &Denial, head: &Head) -> LastCause {
         LastCause::Slots
     } else {
         LastCause::Rate
+    }
+}
+
+/// A denial, as a line takes it in; none for a pause. `policy` is the one that decided.
+fn met(
+    policy: &Policy,
+    (key, job): (usize, &ScopedJob),
+    denial: &Denial,
+    cause: LastCause,
+    until: Moment,
+) -> Option<Denied> {
+    let rules = policy.rules().iter().enumerate();
+    let rule = denial.rule.as_ref().and_then(|key| rules.into_iter().find(|(_, rule)| rule.key() == key));
+    match (cause, rule) {
+        (LastCause::Pause, _) => None,
+        (LastCause::Slots, _) => {
+            let passed_for = Duration::ZERO;
+            Some(Denied { obstacle: Obstacle::Slots, rule: None, cost: 0, until, passed_for })
+        }
+        (LastCause::Rate, Some((index, rule))) => Some(Denied {
+            obstacle: Obstacle::Rule(index, job.identity(rule).cloned()),
+            rule: rule.name().cloned(),
+            cost: job.costs.of(rule.name()),
+            until,
+            passed_for: Duration::from_millis(rule.interval_ms()),
+        }),
+        (LastCause::Rate, None) => {
+            let passed_for = Duration::ZERO;
+            Some(Denied { obstacle: Obstacle::Unknown(key), rule: None, cost: 0, until, passed_for })
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Spec: UN-2, VA-7.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
     Bound, DriverId, Exchange, ExchangeReply, IdModel, Member, Policy, Reply, StoreError, policy::Draft,
@@ -44,6 +44,16 @@ impl Local {
         exchange: &Exchange,
     ) -> Result<Reply<ExchangeReply>, StoreError> {
         self.model.exchange(now, &self.member, exchange)
+    }
+
+    /// Keeps to the pause that this process knows of.
+    pub(super) fn pause_until(&mut self, now: Moment, until: Option<Moment>) {
+        let left = until.map_or(Duration::ZERO, |until| until.since(now));
+        // The local model takes both: a length is above 0, and within what a valve lets through.
+        let _ = self.model.resume(now);
+        if !left.is_zero() {
+            let _ = self.model.pause(now, left);
+        }
     }
 
     pub(super) fn policy(&self) -> &Policy {

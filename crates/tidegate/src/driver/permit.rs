@@ -75,8 +75,12 @@ impl Permit {
         }
         let driver = &self.driver;
         let tier = self.granted.tier;
+        let records = driver.hooks.records();
         let mut state = driver.lock();
         state.in_flight[tier] -= 1;
+        if records {
+            state.note_load(tier);
+        }
         let held =
             self.granted.held.filter(|key| state.held.contains(*key)).map(|key| state.held.remove(key));
         if let Some(held) = held {
@@ -95,23 +99,22 @@ impl Permit {
             // No one else will: the task ends with the last permit.
             driver.bell.notify_one();
         }
-        if driver.hooks.records() {
+        if records {
             let class = driver.member.policy.class(tier).map(tidegate_core::Name::as_str);
             let hold = driver.clock.now().since(self.granted.since);
             driver.hooks.record(&driver.member.id, |recorder| recorder.released(class, outcome, hold));
-            driver.record_load(tier);
         }
     }
 
     /// Corrects the cost in a rule. Never fails for the caller: what cannot be taken is reported.
     pub(crate) fn settle(&mut self, rule: &str, actual: u64) {
         let policy = Arc::clone(&self.driver.member.policy);
-        let found = find_rule(&policy, rule).filter(|_| actual <= MOST_UNITS);
-        let Some((index, checked)) = found else {
-            let names: Vec<&str> = policy.rules().iter().map(|rule| rule.key().as_str()).collect();
-            let allowed = format!("a rule of {}; 0 to 10^12", names.join(", "));
-            return self.refuse(Invalid::new(format!("settle {rule}"), actual, allowed));
+        let Some((index, checked)) = find_rule(&policy, rule) else {
+            return self.refuse(Invalid::new("settle: rule", rule, rules_of(&policy)));
         };
+        if actual > MOST_UNITS {
+            return self.refuse(Invalid::new(format!("settle {rule}"), actual, "0 to 10^12"));
+        }
         let before = self.settled;
         self.settled |= 1 << index;
         if before == self.settled {
@@ -137,8 +140,7 @@ impl Permit {
     pub(crate) fn observe(&mut self, rule: &str, remaining: u64, reset: Duration) {
         let policy = Arc::clone(&self.driver.member.policy);
         let Some((index, checked)) = find_rule(&policy, rule) else {
-            let names: Vec<&str> = policy.rules().iter().map(|rule| rule.key().as_str()).collect();
-            return self.refuse(Invalid::new(format!("observe {rule}"), remaining, names.join(", ")));
+            return self.refuse(Invalid::new("observe: rule", rule, rules_of(&policy)));
         };
         let Some(granted_at) = self.granted.granted_at else { return };
         let since = self.driver.clock.now().since(self.granted.since);
@@ -200,6 +202,11 @@ fn find_rule<'a>(
     policy.rules().iter().enumerate().find(|(_, checked)| named(checked))
 }
 
+fn rules_of(policy: &tidegate_core::Policy) -> String {
+    let names: Vec<&str> = policy.rules().iter().map(|rule| rule.key().as_str()).collect();
+    if names.is_empty() { "none: the policy has no rules".to_owned() } else { names.join(", ") }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         self.end(Outcome::Failure, None);
@@ -232,6 +239,6 @@ impl Future for Lost<'_> {
         }
         state.lose(key);
         driver.unlock(state);
-        Poll::Ready(LeaseLost::of(token))
+        Poll::Ready(LeaseLost::new(permit.id(), token))
     }
 }

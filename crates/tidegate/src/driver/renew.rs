@@ -13,7 +13,9 @@ use tidegate_core::{Renewal, Restore, Token, store::MOST_TOKENS, time::Moment};
 use super::{
     Driver,
     state::{Held, State},
+    task::Guard,
 };
+use crate::clock::Task;
 
 impl Held {
     pub(super) fn is_live(&self, now: Moment) -> bool {
@@ -22,12 +24,15 @@ impl Held {
 }
 
 /// Renews until nothing is held.
-pub(super) async fn renew(driver: Arc<Driver>) {
-    let guard = Renewing { driver: Arc::clone(&driver) };
+pub(super) fn renew(driver: Arc<Driver>, guard: Guard) -> Task {
+    Box::pin(renew_on(driver, guard))
+}
+
+async fn renew_on(driver: Arc<Driver>, guard: Guard) {
     loop {
         match driver.next_renewal() {
             Next::Nothing => {
-                std::mem::forget(guard);
+                guard.done();
                 return;
             }
             Next::Sleep(until) => driver.clock.sleep_until(until).await,
@@ -54,15 +59,9 @@ struct Batch {
     left: Duration,
 }
 
-/// Lets renewals be started again, should their task end before its time.
-struct Renewing {
-    driver: Arc<Driver>,
-}
-
-impl Drop for Renewing {
-    fn drop(&mut self) {
-        self.driver.lock().renewing = false;
-    }
+/// Lets renewals be started again.
+pub(super) fn gone(driver: &Driver) {
+    driver.lock().renewing = false;
 }
 
 /// A lease is due when a third of its TTL has passed.
@@ -103,6 +102,9 @@ impl Driver {
         let sent = self.clock.now();
         let answer = self.link.renew(&self.member, restore.as_ref(), renewals, try_for).await;
         let Ok(reply) = answer else {
+            let mut state = self.lock();
+            self.note_store_error(&mut state);
+            self.unlock(state);
             return Some((*left / 16).clamp(Duration::from_millis(1), Duration::from_secs(1)));
         };
         let mut state = self.lock();

@@ -1,25 +1,33 @@
 //! The task of a driver: exchanges with a store that answers later, timers, and what the store pushes.
 
 use std::{
+    convert::Infallible,
     sync::{Arc, atomic::Ordering},
+    task::Waker,
     time::Duration,
 };
 
 use tidegate_core::{Wake, time::Moment};
 
 use super::{
-    Driver,
+    Control, Driver,
     state::{Flight, State},
+    task::Guard,
 };
+use crate::clock::Task;
 
 /// A driver that is told of changes looks for itself this often, and one that is not this often.
 const REFRESH: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
 
 /// Runs until there are no handles, no waiters, no permits and nothing to deliver.
-pub(super) async fn run(driver: Arc<Driver>) {
-    let guard = Running { driver: Arc::clone(&driver) };
+pub(super) fn run(driver: Arc<Driver>, guard: Guard) -> Task {
+    Box::pin(run_on(driver, guard))
+}
+
+async fn run_on(driver: Arc<Driver>, guard: Guard) {
     driver.subscribe();
     loop {
+        driver.pay_owed().await;
         let flight = {
             let now = driver.clock.now();
             let pushed = std::mem::take(&mut *driver.inbox.lock());
@@ -36,7 +44,7 @@ pub(super) async fn run(driver: Arc<Driver>) {
                 state.subscription = None;
                 driver.unlock(state);
                 driver.delivered.notify_waiters();
-                std::mem::forget(guard);
+                guard.done();
                 return;
             }
             driver.unlock(state);
@@ -49,22 +57,16 @@ pub(super) async fn run(driver: Arc<Driver>) {
     }
 }
 
-/// Has whoever waits start the task again, should it end before its time: its runtime was shut down.
-struct Running {
-    driver: Arc<Driver>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut state = self.driver.lock();
-        state.running = false;
-        state.subscription = None;
-        for (_, waiter) in &mut state.waiters {
-            if let Some(waker) = waiter.waker.take() {
-                waker.wake();
-            }
-        }
-    }
+/// Has whoever waits start the task again.
+pub(super) fn gone(driver: &Driver) {
+    let mut state = driver.lock();
+    state.running = false;
+    state.subscription = None;
+    let wakers = state.waiters.iter_mut().filter_map(|(_, waiter)| waiter.waker.take());
+    let wakers: Vec<_> = wakers.collect();
+    drop(state);
+    wakers.into_iter().for_each(Waker::wake);
+    driver.delivered.notify_waiters();
 }
 
 impl Driver {
@@ -81,7 +83,8 @@ impl Driver {
 
     /// Whether nothing is left to do, and no one to do it for.
     fn is_over(&self, state: &State) -> bool {
-        self.is_left() && state.waiters.is_empty() && state.permits() == 0 && state.is_delivered()
+        let done = state.waiters.is_empty() && state.permits() == 0 && state.owed.is_none();
+        self.is_left() && done && state.is_delivered()
     }
 
     fn take_pushed(&self, state: &mut State, pushed: Vec<Wake>, now: Moment) {
@@ -89,11 +92,9 @@ impl Driver {
             match wake {
                 Wake::Room { class } => {
                     let tier = self.member.policy.tier(class.as_ref());
-                    match tier.and_then(|tier| state.lines.get_mut(tier)) {
-                        Some(line) if !line.is_empty() => line.room(now),
-                        // No one here waits for it any more: whoever is next is told.
-                        _ => state.room_wanted = true,
-                    }
+                    let line = tier.and_then(|tier| state.lines.get_mut(tier));
+                    // Where no one here waits for it any more, whoever is next is told.
+                    state.room_wanted |= !line.is_some_and(|line| line.room(now));
                 }
                 Wake::Paused { left_ms } => {
                     self.note_pause(state, now.plus(Duration::from_millis(left_ms)), now)
@@ -102,7 +103,7 @@ impl Driver {
                 Wake::Limit(limit) => self.take_limit(state, Some(limit)),
                 Wake::Policy { .. } => {
                     for line in &mut state.lines {
-                        line.unblock(None);
+                        line.unblock();
                     }
                 }
                 _ => state.refresh_at = Some(now),
@@ -116,8 +117,8 @@ impl Driver {
         if !due || state.away.is_some() {
             return;
         }
-        // The first look is that of whoever had the task started.
-        state.room_wanted |= state.refresh_at.is_some();
+        // The first look is after subscribing: whatever was seen before may have changed since.
+        state.room_wanted = true;
         let every = if state.subscription.is_some() { REFRESH.0 } else { REFRESH.1 };
         state.refresh_at = Some(now.plus(every));
     }
@@ -145,7 +146,11 @@ impl Driver {
     }
 
     async fn fly(&self, flight: &Arc<Flight>) {
-        let answer = self.link.exchange(&self.member, &flight.exchange).await;
+        let answer = tokio::select! {
+            biased;
+            answer = self.link.exchange(&self.member, &flight.exchange) => answer,
+            never = self.keep_time() => match never {},
+        };
         let unsent_pause = {
             let mut state = self.lock();
             let was_away = state.away.is_some();
@@ -167,7 +172,36 @@ impl Driver {
         self.delivered.notify_waiters();
         if let Some(left) = unsent_pause {
             // The fleet hears of it now; trouble comes back here and is kept for the next time.
-            let _ = self.pause(left).await;
+            let _ = self.pause_now(left).await;
+        }
+    }
+
+    /// Ends what a caller began and did not wait for. Trouble is kept for when the store is back.
+    async fn pay_owed(&self) {
+        let (owed, left) = {
+            let mut state = self.lock();
+            let left = state.unsent_pause.map(|until| until.since(self.clock.now()));
+            (state.owed.take(), left.filter(|left| !left.is_zero()))
+        };
+        match (owed, left) {
+            (Some(Control::Pause), Some(left)) => drop(self.pause_now(left).await),
+            (Some(Control::Resume), _) => drop(self.resume_now().await),
+            _ => {}
+        }
+    }
+
+    /// Ends the waits whose time is up, for as long as an exchange takes.
+    async fn keep_time(&self) -> Infallible {
+        loop {
+            let next = {
+                let mut state = self.lock();
+                let now = self.clock.now();
+                self.expire(&mut state, now);
+                let next = state.next_deadline(now);
+                self.unlock(state);
+                next
+            };
+            self.rest_until(next).await;
         }
     }
 
@@ -177,6 +211,10 @@ impl Driver {
             let state = self.lock();
             self.next_look(&state, self.clock.now())
         };
+        self.rest_until(wake_at).await;
+    }
+
+    async fn rest_until(&self, wake_at: Option<Moment>) {
         match wake_at {
             None => self.bell.notified().await,
             Some(at) => {
@@ -198,16 +236,6 @@ impl Driver {
         let refresh = state.refresh_at.filter(|_| state.away.is_none());
         let due = lines.chain(state.next_deadline(now)).chain(state.paused_until).chain(away).chain(refresh);
         due.min()
-    }
-
-    pub(super) fn record_load(&self, tier: usize) {
-        let state = self.lock();
-        let in_flight = state.in_flight.get(tier).copied().unwrap_or(0);
-        let queued = state.lines.get(tier).map_or(0, super::queue::Line::len);
-        drop(state);
-        let class = self.member.policy.class(tier).map(tidegate_core::Name::as_str);
-        let queued = u32::try_from(queued).unwrap_or(u32::MAX);
-        self.hooks.record(&self.member.id, |recorder| recorder.load(class, in_flight, queued));
     }
 }
 

@@ -15,7 +15,7 @@ use tidegate_core::{
 };
 
 use super::{
-    Ask, View,
+    Ask, Control, View,
     local::Local,
     notice::Notice,
     outbox::Outbox,
@@ -41,6 +41,8 @@ pub(super) struct State {
     /// Leases granted here that the store is to count.
     pub(super) unhanded: Vec<(usize, u64)>,
     pub(super) unsent_pause: Option<Moment>,
+    /// What a caller began and did not wait for.
+    pub(super) owed: Option<Control>,
     pub(super) restore: Option<tidegate_core::Restore>,
     /// What the last brief answer of the synchronous path said.
     pub(super) seen: u64,
@@ -57,6 +59,8 @@ pub(super) struct State {
     pub(super) renewing: bool,
     pub(super) subscription: Option<Subscription>,
     pub(super) refresh_at: Option<Moment>,
+    /// Who is to be woken when the lock is free again.
+    pub(super) wakers: Vec<Waker>,
     pub(super) notices: VecDeque<Notice>,
     pub(super) delivering: bool,
     pub(super) granted: u64,
@@ -168,6 +172,7 @@ impl State {
             local: None,
             unhanded: Vec::new(),
             unsent_pause: None,
+            owed: None,
             restore: None,
             seen: 0,
             epoch: None,
@@ -181,6 +186,7 @@ impl State {
             renewing: false,
             subscription: None,
             refresh_at: None,
+            wakers: Vec::new(),
             notices: VecDeque::new(),
             delivering: false,
             granted: 0,
@@ -196,7 +202,7 @@ impl State {
     }
 
     /// Puts a job into its line.
-    pub(super) fn enqueue(&mut self, policy: &Policy, ask: &Ask, tier: usize, now: Moment) -> usize {
+    pub(super) fn enqueue(&mut self, ask: &Ask, tier: usize, now: Moment) -> usize {
         let stamp = self.stamp();
         let deadline = (ask.timeout <= LONGEST).then(|| now.plus(ask.timeout));
         let key = self.waiters.insert(Waiter {
@@ -222,7 +228,7 @@ impl State {
         }
         let place = (Reverse(ask.priority), stamp, key);
         if let Some(line) = self.lines.get_mut(tier) {
-            line.push(place, &ask.job, policy, now);
+            line.push(place, &ask.job);
         }
         key
     }
@@ -253,9 +259,7 @@ impl State {
         self.leave(key);
         if let Some(waiter) = self.waiters.get_mut(key) {
             waiter.ended = Some(ended);
-            if let Some(waker) = waiter.waker.take() {
-                waker.wake();
-            }
+            self.wakers.extend(waiter.waker.take());
         }
     }
 
@@ -306,7 +310,11 @@ impl State {
         }
     }
 
-    pub(super) fn deny(&mut self, cause: LastCause) {
-        self.denied[cause as usize] += 1;
+    /// Has the recorders told how a tier stands.
+    pub(super) fn note_load(&mut self, tier: usize) {
+        let in_flight = self.in_flight.get(tier).copied().unwrap_or(0);
+        let queued = self.lines.get(tier).map_or(0, Line::len);
+        let queued = u32::try_from(queued).unwrap_or(u32::MAX);
+        self.notices.push_back(Notice::Load { tier, in_flight, queued });
     }
 }

@@ -26,87 +26,87 @@ use tidegate::{
 };
 
 /// The id that all tests work on.
-pub const ID: &str = "provider";
+pub(crate) const ID: &str = "provider";
 
-pub fn id() -> Id {
+pub(crate) fn id() -> Id {
     Id::new(ID).expect("a good id")
 }
 
-pub const fn ms(millis: u64) -> Duration {
+pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
 /// A store and a clock that every process of a fleet shares. Made within a runtime whose time is paused.
 #[derive(Clone)]
-pub struct Fleet {
-    pub clock: TokioClock,
-    pub store: MemoryStore,
+pub(crate) struct Fleet {
+    pub(crate) clock: TokioClock,
+    pub(crate) store: MemoryStore,
 }
 
 impl Fleet {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let clock = TokioClock::new();
         Self { clock, store: MemoryStore::with_clock(clock) }
     }
 
     /// A semaphore of the one id, on the fleet's clock.
-    pub fn builder(&self, initial: u32) -> SemaphoreBuilder {
+    pub(crate) fn builder(&self, initial: u32) -> SemaphoreBuilder {
         AdaptiveSemaphore::builder(ID, initial).clock(self.clock)
     }
 
     /// A process of its own.
-    pub fn process(&self, initial: u32) -> AdaptiveSemaphore {
+    pub(crate) fn process(&self, initial: u32) -> AdaptiveSemaphore {
         self.builder(initial).build(self.store.clone()).expect("good options")
     }
 
     /// Processes with a class for each share.
-    pub fn process_with(&self, initial: u32, classes: &[Class]) -> AdaptiveSemaphore {
+    pub(crate) fn process_with(&self, initial: u32, classes: &[Class]) -> AdaptiveSemaphore {
         let builder = classes.iter().cloned().fold(self.builder(initial), SemaphoreBuilder::class);
         builder.build(self.store.clone()).expect("good options")
     }
 
-    pub fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         self.clock.now()
     }
 
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         snapshot(&self.store)
     }
 
-    pub fn limit(&self) -> u32 {
+    pub(crate) fn limit(&self) -> u32 {
         self.snapshot().limit.expect("a limit").value
     }
 
-    pub fn held(&self) -> u32 {
+    pub(crate) fn held(&self) -> u32 {
         self.snapshot().held
     }
 
-    pub fn leases(&self) -> Vec<LeaseView> {
+    pub(crate) fn leases(&self) -> Vec<LeaseView> {
         ready(Operators::leases(&self.store, &id(), None, 1_000)).expect("leases").body.items
     }
 
-    pub fn evict(&self, token: Token) -> bool {
+    pub(crate) fn evict(&self, token: Token) -> bool {
         ready(Operators::evict(&self.store, &id(), token)).expect("evict").body
     }
 
-    pub fn set_limit(&self, limit: u32) {
+    pub(crate) fn set_limit(&self, limit: u32) {
         ready(Operators::set_limit(&self.store, &id(), limit)).expect("a limit within bounds");
     }
 
     /// How long something takes on the fleet's clock.
-    pub async fn timed<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
+    pub(crate) async fn timed<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
         let start = self.now();
         let value = future.await;
         (value, self.now().since(start))
     }
 }
 
-pub fn snapshot(store: &MemoryStore) -> Snapshot {
+pub(crate) fn snapshot(store: &MemoryStore) -> Snapshot {
     ready(Operators::snapshot(store, &id())).expect("snapshot").body.expect("the id is in use")
 }
 
 /// The value of a future that needs no waiting, as those of the memory store.
-pub fn ready<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
     match poll_once(pin!(future)) {
         Poll::Ready(value) => value,
         Poll::Pending => panic!("it waits"),
@@ -114,13 +114,13 @@ pub fn ready<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Polls once, with a waker that wakes nobody.
-pub fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// Lets everyone run until something holds, without letting time pass.
 #[track_caller]
-pub fn until<F: FnMut() -> bool>(mut holds: F) -> impl Future<Output = ()> {
+pub(crate) fn until<F: FnMut() -> bool>(mut holds: F) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         for _ in 0..1_000 {
@@ -134,7 +134,7 @@ pub fn until<F: FnMut() -> bool>(mut holds: F) -> impl Future<Output = ()> {
 }
 
 /// Lets everyone run who can, without letting time pass: for what must not happen.
-pub async fn settled() {
+pub(crate) async fn settled() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }
@@ -142,26 +142,26 @@ pub async fn settled() {
 
 /// What was reported through `on_error`.
 #[derive(Clone, Default)]
-pub struct Troubles(Arc<Mutex<Vec<Trouble>>>);
+pub(crate) struct Troubles(Arc<Mutex<Vec<Trouble>>>);
 
 impl Troubles {
-    pub fn note(&self) -> impl Fn(&Trouble) + Send + Sync + 'static {
+    pub(crate) fn note(&self) -> impl Fn(&Trouble) + Send + Sync + 'static {
         let all = Arc::clone(&self.0);
         move |trouble| all.lock().expect("no panic").push(trouble.clone())
     }
 
-    pub fn codes(&self) -> Vec<&'static str> {
+    pub(crate) fn codes(&self) -> Vec<&'static str> {
         self.all().iter().map(Trouble::code).collect()
     }
 
-    pub fn all(&self) -> Vec<Trouble> {
+    pub(crate) fn all(&self) -> Vec<Trouble> {
         self.0.lock().expect("no panic").clone()
     }
 }
 
 /// How long the wire takes, each way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wire {
+pub(crate) enum Wire {
     /// No time at all.
     Short,
     /// A turn of the scheduler.
@@ -172,7 +172,7 @@ pub enum Wire {
 
 /// What becomes of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
+pub(crate) enum Mode {
     Up,
     /// Refused at once.
     Down,
@@ -184,7 +184,7 @@ pub enum Mode {
 
 /// The memory store at the end of a wire: no synchronous path, answers that take their time, or none at all.
 #[derive(Clone)]
-pub struct Remote {
+pub(crate) struct Remote {
     inner: MemoryStore,
     wire: Wire,
     mode: Arc<Mutex<Mode>>,
@@ -196,41 +196,45 @@ pub struct Remote {
 
 /// One renewal: how many tokens, when it was sent, and when it was answered or given up.
 #[derive(Clone, Copy, Debug)]
-pub struct Try {
-    pub tokens: usize,
-    pub sent: Moment,
-    pub ended: Option<Moment>,
+pub(crate) struct Try {
+    pub(crate) tokens: usize,
+    pub(crate) sent: Moment,
+    pub(crate) ended: Option<Moment>,
 }
 
 impl Remote {
-    pub fn new(fleet: &Fleet, wire: Wire) -> Self {
+    pub(crate) fn new(fleet: &Fleet, wire: Wire) -> Self {
+        Self::over(&fleet.store, fleet.clock, wire)
+    }
+
+    pub(crate) fn over(store: &MemoryStore, clock: impl Clock, wire: Wire) -> Self {
         Self {
-            inner: fleet.store.clone(),
+            inner: store.clone(),
             wire,
             mode: Arc::new(Mutex::new(Mode::Up)),
             operations: Arc::default(),
             tries: Arc::default(),
-            capabilities: fleet.store.capabilities().without(Capability::Sync),
-            clock: Arc::new(fleet.clock),
+            capabilities: store.capabilities().without(Capability::Sync),
+            clock: Arc::new(clock),
         }
     }
 
     /// One that cannot do this.
-    pub fn without(mut self, capability: Capability) -> Self {
+    pub(crate) fn without(mut self, capability: Capability) -> Self {
         self.capabilities = self.capabilities.without(capability);
         self
     }
 
-    pub fn set(&self, mode: Mode) {
+    pub(crate) fn set(&self, mode: Mode) {
         *self.mode.lock().expect("no panic") = mode;
     }
 
     /// How many operations were asked for.
-    pub fn operations(&self) -> usize {
+    pub(crate) fn operations(&self) -> usize {
         self.operations.load(Ordering::SeqCst)
     }
 
-    pub fn tries(&self) -> Vec<Try> {
+    pub(crate) fn tries(&self) -> Vec<Try> {
         self.tries.lock().expect("no panic").clone()
     }
 
