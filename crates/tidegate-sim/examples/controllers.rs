@@ -37,20 +37,22 @@ struct Provider {
     tolerance: f64,
 }
 
-const fn late(name: &'static str, ms: u64) -> Provider {
-    Provider { name, release_delay: Duration::from_millis(ms), unrelated_throttles: 0.0, tolerance: 0.0 }
+const fn late(name: &'static str, ms: u64, tolerance: f64) -> Provider {
+    Provider { name, release_delay: Duration::from_millis(ms), unrelated_throttles: 0.0, tolerance }
 }
 
 const fn noisy(name: &'static str, tolerance: f64) -> Provider {
     Provider { name, release_delay: Duration::ZERO, unrelated_throttles: 0.001, tolerance }
 }
 
-const PROVIDERS: [Provider; 5] = [
-    late("frees its place before the last byte", 0),
-    late("2 ms late", 2),
-    late("10 ms late", 10),
+const PROVIDERS: [Provider; 7] = [
+    late("frees its place before the last byte", 0, 0.0),
+    late("2 ms late", 2, 0.0),
+    late("10 ms late", 10, 0.0),
     noisy("0.1 % throttled for other reasons", 0.0),
-    noisy("the same, tolerance 0.01", 0.01),
+    late("2 ms late, tolerance 0.01", 2, 0.01),
+    late("10 ms late, tolerance 0.01", 10, 0.01),
+    noisy("0.1 % for other reasons, tolerance 0.01", 0.01),
 ];
 
 /// How much is run.
@@ -108,7 +110,7 @@ fn controllers(scale: &Scale) -> Result<(String, usize), Box<dyn Error>> {
     let reports = run_all(&runs)?;
     let mut table = String::from(
         "| provider | growth | goodput | calls throttled | 90 % after | drop followed after | throttled in the drop \
-         | rise followed after |\n|---|---|---|---|---|---|---|---|\n",
+         | rise followed after | goodput after the rise |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     let seeds = usize::try_from(scale.seeds)?;
     let rows = PROVIDERS.iter().flat_map(|provider| GROWTHS.map(|(growth, _)| (provider.name, growth)));
@@ -116,13 +118,14 @@ fn controllers(scale: &Scale) -> Result<(String, usize), Box<dyn Error>> {
         let (constant, changed) = reports.split_at(seeds);
         writeln!(
             table,
-            "| {provider} | {growth} | {} | {} | {} | {} | {} | {} |",
+            "| {provider} | {growth} | {} | {} | {} | {} | {} | {} | {} |",
             spread(constant, |report| Some(report.goodput_ratio * 100.0), 1, " %"),
             spread(constant, |report| Some(report.throttled_ratio * 100.0), 3, " %"),
             spread(constant, |report| seconds(report.reached_after), 0, " s"),
             spread(changed, |report| seconds(report.changes.first()?.followed_after), 1, " s"),
             spread(changed, throttled_in_the_drop, 3, " %"),
             spread(changed, |report| seconds(report.changes.last()?.followed_after), 0, " s"),
+            spread(changed, |report| Some(report.changes.last()?.goodput_ratio * 100.0), 1, " %"),
         )?;
     }
     Ok((table, runs.len()))

@@ -249,3 +249,55 @@ impl Store for Audited {
         self.store.operators()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Epoch, Limit};
+
+    use super::*;
+
+    fn head(limit: u32) -> Head {
+        let limit = Limit { value: limit, moved_at: Moment::default() };
+        Head { limit: Some(limit), now: Some(Moment::from_millis(limit.value.into())), ..Head::default() }
+    }
+
+    fn token(slot: u32, fence: u64) -> Token {
+        Token { epoch: Epoch(1), slot, fence }
+    }
+
+    fn grant(book: &mut Book, limit: u32, token: Token) {
+        book.granted(&head(limit), std::iter::once(Some(token)));
+    }
+
+    #[test]
+    fn as_4_a_grant_above_the_limit_is_seen() {
+        let mut book = Book::default();
+        grant(&mut book, 2, token(0, 1));
+        grant(&mut book, 2, token(1, 2));
+        assert_eq!(book.over_admission, 0);
+        book.ended(token(0, 7));
+        book.ended(token(0, 1));
+        grant(&mut book, 2, token(0, 3));
+        assert_eq!(book.over_admission, 0, "a slot that was given back may be given again");
+        grant(&mut book, 2, token(2, 4));
+        assert_eq!(book.over_admission, 1);
+        grant(&mut book, 1, token(3, 5));
+        assert_eq!(book.over_admission, 3, "four live leases under a limit of one");
+    }
+
+    #[test]
+    fn st_9_a_slot_that_is_given_twice_is_seen() {
+        let mut book = Book::default();
+        grant(&mut book, 9, token(4, 1));
+        grant(&mut book, 9, token(4, 2));
+        assert_eq!(book.over_admission, 1);
+    }
+
+    #[test]
+    fn a_limit_is_written_down_when_it_is_another() {
+        let mut book = Book::default();
+        [5, 5, 6, 6, 3].map(|limit| book.head(&head(limit)));
+        let limits: Vec<u32> = book.limits.iter().map(|(_, limit)| *limit).collect();
+        assert_eq!(limits, [5, 6, 3]);
+    }
+}

@@ -14,8 +14,6 @@ pub(crate) struct Log {
     stretches: Vec<(Duration, Stretch)>,
     pub(crate) failed: u64,
     pub(crate) timeouts: u64,
-    /// Place time of the calls that were served, in microseconds.
-    pub(crate) served_micros: u128,
     pub(crate) waits: Waits,
     pub(crate) ok_by_worker: Vec<u64>,
     pub(crate) throttles: Vec<Duration>,
@@ -26,6 +24,8 @@ pub(crate) struct Log {
 pub(crate) struct Stretch {
     pub(crate) calls: u64,
     pub(crate) throttled: u64,
+    /// Place time of the calls that ended well, in microseconds.
+    pub(crate) served_micros: u128,
 }
 
 impl Log {
@@ -35,7 +35,6 @@ impl Log {
             stretches: profile.steps().iter().map(|(from, _)| (*from, Stretch::default())).collect(),
             failed: 0,
             timeouts: 0,
-            served_micros: 0,
             waits: Waits::new(),
             ok_by_worker: vec![0; workers],
             throttles: Vec::new(),
@@ -48,20 +47,20 @@ impl Log {
             return;
         }
         self.waits.add(waited);
-        let stretch = self.stretches.iter_mut().rev().find(|(from, _)| *from <= now);
-        if let Some((_, stretch)) = stretch {
-            stretch.calls += 1;
-            stretch.throttled += u64::from(answer == Answer::Throttled);
-        }
+        let Some((_, stretch)) = self.stretches.iter_mut().rev().find(|(from, _)| *from <= now) else {
+            return;
+        };
+        stretch.calls += 1;
         match answer {
             Answer::Ok { from, to } => {
-                self.served_micros += to.min(self.end).saturating_sub(from).as_micros();
+                stretch.served_micros += to.min(self.end).saturating_sub(from).as_micros();
                 if let Some(ok) = self.ok_by_worker.get_mut(worker) {
                     *ok += 1;
                 }
             }
             Answer::Failed => self.failed += 1,
             Answer::Throttled => {
+                stretch.throttled += 1;
                 if self.throttles.last().is_none_or(|last| now >= *last + APART) {
                     self.throttles.push(now);
                 }
@@ -173,6 +172,10 @@ mod tests {
         log.answered(0, Duration::ZERO, served, second);
         log.answered(0, Duration::ZERO, served, second * 2);
         assert_eq!(log.ok_by_worker, [1]);
-        assert_eq!(log.served_micros, 500_000, "a place counts until the end");
+        assert_eq!(
+            log.stretches().map(|stretch| stretch.served_micros).sum::<u128>(),
+            500_000,
+            "a place counts until the end"
+        );
     }
 }

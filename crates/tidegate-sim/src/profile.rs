@@ -28,11 +28,11 @@ impl Profile {
         after.checked_sub(1).and_then(|index| self.steps.get(index)).map_or(0, |(_, ceiling)| *ceiling)
     }
 
-    /// What the ceiling adds up to until `end`, in places times microseconds.
-    pub(crate) fn place_micros(&self, end: Duration) -> u128 {
+    /// What each ceiling adds up to until the next, or until `end`, in places times microseconds.
+    pub(crate) fn place_micros(&self, end: Duration) -> impl Iterator<Item = u128> + '_ {
         let ends = self.steps.iter().skip(1).map(|(at, _)| *at).chain([end]);
         let pieces = self.steps.iter().zip(ends);
-        pieces.map(|((from, ceiling), to)| u128::from(*ceiling) * to.saturating_sub(*from).as_micros()).sum()
+        pieces.map(|((from, ceiling), to)| u128::from(*ceiling) * to.saturating_sub(*from).as_micros())
     }
 }
 
@@ -48,6 +48,6 @@ mod tests {
         assert_eq!(profile.at(Duration::ZERO), 40);
         assert_eq!(profile.at(second * 10 - Duration::from_micros(1)), 40);
         assert_eq!(profile.at(second * 10), 12);
-        assert_eq!(profile.place_micros(second * 15), (400 + 60) * 1_000_000);
+        assert_eq!(profile.place_micros(second * 15).collect::<Vec<_>>(), [400_000_000, 60_000_000]);
     }
 }

@@ -66,6 +66,8 @@ pub struct Change {
     pub calls: u64,
     /// Those of them that were throttled.
     pub throttled: u64,
+    /// The goodput of that time, as [`Report::goodput_ratio`] is that of the whole.
+    pub goodput_ratio: f64,
 }
 
 /// How long workers waited for a lease: what half of them, and 99 of 100, did not exceed, to within one per cent above,
@@ -111,7 +113,10 @@ impl Report {
             throttled,
             failed: log.failed,
             timeouts: log.timeouts,
-            goodput_ratio: ratio(log.served_micros, profile.place_micros(duration)),
+            goodput_ratio: ratio(
+                log.stretches().map(|stretch| stretch.served_micros).sum(),
+                profile.place_micros(duration).sum(),
+            ),
             throttled_ratio: ratio(throttled.into(), u128::from(calls)),
             provider_max_in_flight: seen.provider_max_in_flight,
             reached_after: first(&limits, Duration::ZERO, first_end, |limit| nearly(limit, ceiling)),
@@ -139,12 +144,12 @@ impl Report {
 fn changes(seen: &Seen<'_>, limits: &[(Duration, u32)]) -> Vec<Change> {
     let steps = seen.profile.steps();
     let ends = steps.iter().skip(2).map(|(at, _)| *at).chain([seen.duration]);
-    let stretches = seen.log.stretches().skip(1);
+    let stretches = seen.log.stretches().zip(seen.profile.place_micros(seen.duration)).skip(1);
     steps
         .windows(2)
         .zip(ends)
         .zip(stretches)
-        .filter_map(|((pair, end), stretch)| {
+        .filter_map(|((pair, end), (stretch, could))| {
             let [(_, from), (at, to)] = *pair else { return None };
             let followed = |limit: u32| if to < from { limit <= to } else { nearly(limit, to) };
             Some(Change {
@@ -154,6 +159,7 @@ fn changes(seen: &Seen<'_>, limits: &[(Duration, u32)]) -> Vec<Change> {
                 followed_after: first(limits, at, end, followed),
                 calls: stretch.calls,
                 throttled: stretch.throttled,
+                goodput_ratio: ratio(stretch.served_micros, could),
             })
         })
         .collect()

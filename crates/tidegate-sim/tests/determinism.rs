@@ -6,7 +6,7 @@ use tidegate::{Aimd, Growth};
 use tidegate_sim::{Report, Simulation};
 
 /// With chance in every part of it.
-fn run(seed: u64) -> Report {
+fn simulation(seed: u64) -> Simulation {
     let second = Duration::from_secs(1);
     Simulation::builder(8)
         .processes(3)
@@ -22,8 +22,10 @@ fn run(seed: u64) -> Report {
         .seed(seed)
         .build()
         .unwrap()
-        .run()
-        .unwrap()
+}
+
+fn run(seed: u64) -> Report {
+    simulation(seed).run().unwrap()
 }
 
 #[test]
@@ -46,9 +48,10 @@ fn another_seed_gives_another_report() {
 
 #[test]
 fn a_run_leaves_the_chance_of_its_thread_as_it_was() {
+    let simulation = simulation(7);
     fastrand::seed(5);
     let undisturbed = fastrand::u64(..);
     fastrand::seed(5);
-    run(7);
+    simulation.run().unwrap();
     assert_eq!(fastrand::u64(..), undisturbed);
 }

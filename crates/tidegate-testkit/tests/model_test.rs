@@ -46,7 +46,6 @@ fn st_16_the_model_does_as_the_model() {
 }
 
 #[test]
-#[ignore = "the model's brief answers miss a clock that was set back, and a limit that was restored to what it was"]
 fn st_14_the_synchronous_path_does_as_the_model() {
     let options = Options::seeded(3).operations(20_000).comparing_pushes();
     let stats = agreed(run_blocking(&|| ModelStore::default().subject(), &options));

@@ -3,7 +3,7 @@
 //! A lock per id, the model of that id behind it, and a clock. Everything that the contract knows, it can do.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt,
     ops::Bound::{Excluded, Unbounded},
     sync::{Arc, Weak, mpsc},
@@ -15,7 +15,7 @@ use tidegate_core::{
     AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, DriverId, Exchange, ExchangeReply,
     HandOver, Id, IdModel, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy,
     Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot,
-    Store, StoreError, Subscription, SyncPath, Token, store, time::Moment,
+    Store, StoreError, Subscription, SyncPath, Token, Wake, store, time::Moment,
 };
 
 use crate::clock::{Clock, Pace, SystemClock};
@@ -51,6 +51,8 @@ struct One {
     clock: Arc<dyn Clock>,
     store: Weak<Inner>,
     guarded: Mutex<Guarded>,
+    /// Held by whoever tells the listeners.
+    telling: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -58,6 +60,8 @@ struct Guarded {
     model: IdModel,
     /// In a fixed order, so that a simulation goes the same way each time.
     listeners: BTreeMap<DriverId, Arc<dyn Listener>>,
+    /// What happened and was not told yet.
+    pushes: VecDeque<(Arc<dyn Listener>, Wake)>,
     /// Whether the sweeper looks after this id.
     swept: bool,
 }
@@ -98,6 +102,7 @@ impl MemoryStore {
                 clock: Arc::clone(&self.inner.clock),
                 store: Arc::downgrade(&self.inner),
                 guarded: Mutex::default(),
+                telling: Mutex::default(),
             })
         });
         Arc::clone(one)
@@ -134,32 +139,40 @@ impl One {
         let now = self.clock.now();
         let answer = step(&mut guarded.model, now);
         if guarded.model.has_wakes() {
-            Self::push(guarded);
+            self.push(guarded);
         }
         answer
     }
 
+    /// Pushes what happened, in the order in which it happened, when the id's lock is free again.
     #[cold]
-    fn push(mut guarded: MutexGuard<'_, Guarded>) {
-        let wakes = guarded.model.take_wakes();
-        let mut pushes = Vec::with_capacity(wakes.len());
-        for (to, wake) in wakes {
+    fn push(&self, mut guarded: MutexGuard<'_, Guarded>) {
+        let Guarded { model, listeners, pushes, .. } = &mut *guarded;
+        for (to, wake) in model.take_wakes() {
             match to {
                 Some(driver) => {
-                    pushes
-                        .extend(guarded.listeners.get(&driver).map(|listener| (Arc::clone(listener), wake)));
+                    pushes.extend(listeners.get(&driver).map(|listener| (Arc::clone(listener), wake)));
                 }
                 None => {
-                    pushes.extend(
-                        guarded.listeners.values().map(|listener| (Arc::clone(listener), wake.clone())),
-                    );
+                    pushes.extend(listeners.values().map(|listener| (Arc::clone(listener), wake.clone())));
                 }
             }
         }
         drop(guarded);
-        for (listener, wake) in pushes {
-            listener.wake(wake);
+        // Whoever tells already tells this too; it looks once more after it has let go.
+        while let Some(telling) = self.telling.try_lock() {
+            while let Some((listener, wake)) = self.next_push() {
+                listener.wake(wake);
+            }
+            drop(telling);
+            if self.guarded.lock().pushes.is_empty() {
+                return;
+            }
         }
+    }
+
+    fn next_push(&self) -> Option<(Arc<dyn Listener>, Wake)> {
+        self.guarded.lock().pushes.pop_front()
     }
 
     /// Has the sweeper look after this id, if it is not already.
@@ -256,7 +269,7 @@ impl SyncPath for One {
         let now = self.clock.now();
         let brief = guarded.model.release_one(now, release, known);
         if guarded.model.has_wakes() {
-            Self::push(guarded);
+            self.push(guarded);
         }
         brief
     }

@@ -19,7 +19,7 @@ use tidegate::{
     Acquire, AcquireError, Adaptive, AdaptiveSemaphore, Aimd, BuildError, CallError, Capabilities,
     Capability, Class, Concurrency, Growth, Invalid, Job, LastCause, Lease, MemoryStore, Operators, Outcome,
     Recorder, Release, Rule, SemaphoreBuilder, Store, StoreError, Trouble, Valve,
-    clock::{Clock, Pace, Sleep, TokioClock},
+    clock::{Clock, Pace, Sleep, SystemClock, TokioClock},
     contract::{
         AcquireReply, AcquireRequest, Answer, DriverId, Id, Line, Listener, Member, OnSuperseded, Owner,
         PauseReply, Wake, time::Moment,
@@ -638,6 +638,8 @@ async fn as_6_a_lease_is_lost_at_its_own_deadline_when_the_store_cannot_be_reach
         let sent = fleet.now();
         let lease = process.acquire(Acquire::new()).await.unwrap();
         assert_eq!(fleet.now().since(sent), ms(200));
+        let other = fleet.builder(1).lease_ttl(ms(8_000)).build(fleet.store.clone()).unwrap();
+        let waits = patient(&other).await;
         remote.set(mode);
 
         // The store's own count began when the request arrived, so the holder knows first.
@@ -650,6 +652,9 @@ async fn as_6_a_lease_is_lost_at_its_own_deadline_when_the_store_cannot_be_reach
         }
         assert!(!lease.is_live());
         assert_eq!(fleet.now(), own_deadline, "{mode:?}");
+        settled().await;
+        assert!(!waits.is_finished(), "{mode:?}: nobody has the slot before its holder knows");
+        drop(granted(waits).await);
         assert_eq!(troubles.codes(), ["lease_lost"], "{mode:?}");
 
         let tries: Vec<_> =
@@ -662,6 +667,28 @@ async fn as_6_a_lease_is_lost_at_its_own_deadline_when_the_store_cannot_be_reach
             assert!(took <= left / 4 + ms(1), "{mode:?}: tried for {took:?} with {left:?} left");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_6_more_leases_than_one_request_takes_are_renewed_and_released_too() {
+    const MANY: usize = 2_500;
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Takes(ms(2)));
+    let builder = fleet.builder(3_000).max_limit(3_000).lease_ttl(ms(3_000));
+    let process = builder.build(remote.clone()).unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..MANY {
+        let process = process.clone();
+        tasks.spawn(async move { process.acquire(Acquire::new()).await.unwrap() });
+    }
+    let leases = tasks.join_all().await;
+    sleep(ms(10_000)).await;
+    assert!(leases.iter().all(Lease::is_live));
+    assert_eq!(fleet.held() as usize, MANY);
+    assert!(remote.tries().iter().all(|renewal| renewal.tokens <= 1_000));
+    drop(leases);
+    process.flush().await;
+    assert_eq!(fleet.held(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -1367,21 +1394,45 @@ async fn as_12_a_process_keeps_its_own_freed_slot_while_no_other_waited_clearly_
 
 #[tokio::test(start_paused = true)]
 async fn as_12_one_that_cannot_use_the_room_passes_it_on_at_once() {
+    for wire in [None, Some(Wire::Short), Some(Wire::Yields)] {
+        let fleet = Fleet::new();
+        let build = || match wire {
+            None => fleet.process(1),
+            Some(wire) => fleet.builder(1).build(Remote::new(&fleet, wire)).unwrap(),
+        };
+        let (a, b, c) = (build(), build(), build());
+        let lease = a.acquire(Acquire::new()).await.unwrap();
+        let mut gone = Box::pin(b.acquire(Acquire::new()));
+        assert!(poll_once(gone.as_mut()).is_pending());
+        // Its process listens from when its driver first runs.
+        settled().await;
+        sleep(ms(30)).await;
+        let waits = patient(&c).await;
+        settled().await;
+        let start = fleet.now();
+        lease.release(Outcome::Failure);
+        // The room is offered to b, which has no use for it any more.
+        drop(gone);
+        drop(granted(waits).await);
+        assert_eq!(fleet.now(), start, "{wire:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_12_the_one_that_polled_last_is_woken() {
     let fleet = Fleet::new();
-    let (a, b, c) = (fleet.process(1), fleet.process(1), fleet.process(1));
+    let (a, b) = (fleet.process(1), fleet.process(1));
     let lease = a.try_acquire().await.unwrap();
-    let mut gone = Box::pin(b.acquire(Acquire::new()));
-    assert!(poll_once(gone.as_mut()).is_pending());
-    // Its process listens from when its driver first runs.
+    let mut waits = Box::pin(b.acquire(Acquire::new()));
+    let [(before, earlier), (now, later)] = [CountsWakes::new(), CountsWakes::new()];
+    for waker in [&earlier, &later] {
+        assert!(waits.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
     settled().await;
-    sleep(ms(30)).await;
-    let waits = patient(&c).await;
-    let start = fleet.now();
     lease.release(Outcome::Failure);
-    // The room was offered to b, which has no use for it any more.
-    drop(gone);
-    drop(granted(waits).await);
-    assert_eq!(fleet.now(), start);
+    until(|| now.count() > 0).await;
+    assert_eq!((before.count(), now.count()), (0, 1));
+    assert!(matches!(poll_once(waits.as_mut()), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -1993,6 +2044,21 @@ fn as_12_a_caller_on_a_runtime_without_timers_is_served_too() {
         b.close().await;
     });
     assert_eq!(snapshot(&store).held, 0);
+}
+
+#[test]
+fn as_3_a_lease_that_outlives_its_runtime_is_released_when_it_is_dropped() {
+    let store = MemoryStore::new();
+    let remote = Remote::over(&store, SystemClock::new(), Wire::Short);
+    let process = AdaptiveSemaphore::builder(ID, 2).build(remote).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let leases = runtime.block_on(async { hold(&process, 2).await });
+    drop(runtime);
+    assert_eq!(snapshot(&store).held, 2);
+    drop(leases);
+    block_on(process.flush());
+    assert_eq!(snapshot(&store).held, 0);
+    drop(block_on(process.acquire(Acquire::new())).unwrap());
 }
 
 /// How the runtime that began to drive ends.

@@ -6,8 +6,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     error::Error as _,
-    future::Future,
-    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -17,8 +15,7 @@ use std::{
 
 use tidegate::{
     AcquireError, Adaptive, Aimd, BuildError, CallError, Capability, Class, Concurrency, ControlError, Event,
-    Events, Job, LastCause, MemoryStore, OnSuperseded, Operators, Outcome, Permit, Rule, Store, StoreError,
-    Trouble, Valve, ValveBuilder,
+    Job, LastCause, MemoryStore, Outcome, Permit, Rule, StoreError, Trouble, Valve, ValveBuilder,
     clock::{Clock, Pace, Sleep, TokioClock},
     contract::time::Moment,
 };
@@ -33,7 +30,7 @@ mod asks;
 mod fleet;
 
 use asks::Asks;
-use fleet::{Fleet, ID, Mode, Remote, Troubles, Wire, id, ms, poll_once, ready, settled, until};
+use fleet::{Fleet, ID, Mode, Remote, Troubles, Wire, id, ms, poll_once, settled, until};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -159,9 +156,14 @@ async fn va_1_run_gives_back_the_call_s_own_error_and_never_calls_without_a_perm
     let valve = process(&fleet, one_per(SECOND));
     let failed = valve.run(Job::new(), || async { Err::<(), _>(418) }).await;
     assert_eq!(failed, Err(CallError::Call(418)));
-    let no_permit =
-        valve.run(Job::new().timeout(ms(999)), || async { Err::<(), u32>(panic!("it was called")) }).await;
+    let called = AtomicUsize::new(0);
+    let call = || async {
+        called.fetch_add(1, Ordering::SeqCst);
+        Ok::<_, u32>(())
+    };
+    let no_permit = valve.run(Job::new().timeout(ms(999)), call).await;
     assert!(matches!(no_permit, Err(CallError::Acquire(AcquireError::Timeout { .. }))), "{no_permit:?}");
+    assert_eq!(called.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -746,7 +748,11 @@ async fn va_4_every_worker_tells_of_a_pause_once_and_of_its_end_once() {
     settled().await;
     assert!(heard.iter().all(|heard| heard.pauses() == (1, 0)));
     sleep(SECOND * 12).await;
-    assert!(heard.iter().all(|heard| heard.pauses() == (1, 1)), "{:?}", heard.iter().map(Heard::all).collect::<Vec<_>>());
+    assert!(
+        heard.iter().all(|heard| heard.pauses() == (1, 1)),
+        "{:?}",
+        heard.iter().map(Heard::all).collect::<Vec<_>>()
+    );
     // The next is another.
     all[0].pause(SECOND).await.unwrap();
     sleep(SECOND * 3).await;
@@ -845,6 +851,7 @@ async fn va_4_a_resume_acts_here_even_when_the_store_is_away() {
     assert!(granted(waits).await.is_local());
     remote.set(Mode::Up);
     sleep(SECOND * 5).await;
+    drop(try_one(&valve).await.unwrap());
     assert_eq!(fleet.snapshot().paused_ms, 0, "what was ended here is not told to the fleet");
 }
 
@@ -900,4 +907,1050 @@ async fn va_4_workers_resume_spread_over_a_tenth_of_the_pause_and_a_second_at_mo
             assert!(most < ms(10) || different.len() > 5, "{pause:?}: they come together: {at:?}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_4_no_job_is_let_in_before_a_pause_is_over() {
+    let fleet = Fleet::new();
+    let valve = process(&fleet, Rule::token_bucket(1_000, SECOND));
+    drop(try_one(&valve).await.unwrap());
+    valve.pause(SECOND).await.unwrap();
+    let gives_up = begun(&valve, Job::new().timeout(ms(999))).await;
+    let waits = begun(&valve, Job::new().timeout(SECOND * 2)).await;
+    let error = refused(gives_up).await;
+    let AcquireError::Timeout { last, hint, waited, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((*last, *waited), (LastCause::Pause, ms(999)));
+    assert!(hint.is_some_and(|hint| hint >= ms(1) && hint <= ms(101)), "{error:?}");
+    let start = fleet.now();
+    drop(granted(waits).await);
+    assert!(fleet.now().since(start) >= ms(1));
+}
+
+// ---- VA-5 ----------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_5_stats_say_what_waits_what_runs_and_what_denied_it() {
+    let fleet = Fleet::new();
+    let valve = builder(&fleet)
+        .rule(Rule::token_bucket(2, MINUTE))
+        .concurrency(Concurrency::Global(1))
+        .build(fleet.store.clone())
+        .unwrap();
+    let stats = valve.stats();
+    assert_eq!((stats.queued, stats.in_flight, stats.granted, stats.limit), (0, 0, 0, Some(1)));
+    assert_eq!((stats.paused_for, stats.store_away), (Duration::ZERO, false));
+    let permit = try_one(&valve).await.unwrap();
+    assert_eq!(no_room(try_one(&valve).await).0, LastCause::Slots);
+    permit.release(Outcome::Success);
+    drop(try_one(&valve).await.unwrap());
+    assert_eq!(no_room(try_one(&valve).await).0, LastCause::Rate);
+    assert_eq!(no_room(try_one(&valve).await).0, LastCause::Rate);
+    valve.pause(SECOND).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(no_room(try_one(&valve).await).0, LastCause::Pause);
+    }
+    let waits = begun(&valve, Job::new()).await;
+    let stats = valve.stats();
+    assert_eq!((stats.queued, stats.in_flight, stats.granted), (1, 0, 2));
+    assert_eq!((stats.denied.slots, stats.denied.rate, stats.denied.pause), (1, 2, 4));
+    assert_eq!(stats.paused_for, SECOND);
+    // It counts once, by what denied it at first, however often and by what it is denied.
+    assert!(matches!(refused(waits).await, AcquireError::Timeout { last: LastCause::Rate, .. }));
+    let stats = valve.stats();
+    assert_eq!((stats.denied.slots, stats.denied.rate, stats.denied.pause), (1, 2, 4));
+    assert_eq!(process(&Fleet::new(), one_per(SECOND)).stats().limit, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_5_events_tell_of_pauses_limits_and_a_store_that_comes_and_goes() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Yields);
+    let adaptive = Adaptive::new(8).max_limit(8);
+    let valve = builder(&fleet)
+        .concurrency(Concurrency::Adaptive(adaptive))
+        .fallback_local(2)
+        .build(remote.clone())
+        .unwrap();
+    let heard = Heard::on(&valve);
+    try_one(&valve).await.unwrap().release(Outcome::Throttled);
+    valve.flush().await;
+    settled().await;
+    assert_eq!(heard.all(), [Event::LimitChanged { limit: 4 }]);
+    assert_eq!(valve.stats().limit, Some(4));
+    remote.set(Mode::Down);
+    drop(try_one(&valve).await.unwrap());
+    settled().await;
+    assert!(valve.stats().store_away);
+    remote.set(Mode::Up);
+    sleep(SECOND * 5).await;
+    assert!(!valve.stats().store_away);
+    valve.pause(SECOND).await.unwrap();
+    sleep(SECOND * 2).await;
+    let expected = [
+        Event::LimitChanged { limit: 4 },
+        Event::StoreAway,
+        Event::StoreBack,
+        Event::Paused { length: SECOND },
+        Event::Resumed,
+    ];
+    assert_eq!(heard.all(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_5_events_end_with_the_valve() {
+    let fleet = Fleet::new();
+    let valve = process(&fleet, one_per(SECOND));
+    let mut events = valve.events();
+    drop(try_one(&valve).await.unwrap());
+    drop(valve);
+    assert_eq!(tokio::time::timeout(MINUTE, events.next()).await, Ok(None));
+}
+
+// ---- VA-6 ----------------------------------------------------------------------------------------------------------
+
+/// A process whose reports are kept.
+fn reporting(fleet: &Fleet, rules: impl IntoIterator<Item = Rule>) -> (Valve, Troubles) {
+    let troubles = Troubles::default();
+    let builder = rules.into_iter().fold(builder(fleet), ValveBuilder::rule);
+    (builder.on_error(troubles.note()).build(fleet.store.clone()).unwrap(), troubles)
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_6_what_was_not_used_is_credited_and_what_was_used_beyond_is_debited() {
+    let rules = [
+        Rule::token_bucket(1_000, MINUTE).named("tokens"),
+        Rule::fixed_window(1_000, MINUTE).named("tokens"),
+        Rule::sliding_window(1_000, MINUTE).named("tokens"),
+    ];
+    for rule in rules {
+        let fleet = Fleet::new();
+        let (valve, troubles) = reporting(&fleet, [rule.clone()]);
+        let job = || Job::new().cost("tokens", 600);
+        let permit = valve.acquire(job()).await.unwrap();
+        assert_eq!(level(&fleet), 400);
+        permit.settle("tokens", 250).release(Outcome::Success);
+        assert_eq!(level(&fleet), 750, "{rule:?}: credited");
+        let permit = valve.acquire(job()).await.unwrap();
+        assert_eq!(level(&fleet), 150);
+        permit.settle("tokens", 1_600).release(Outcome::Success);
+        assert_eq!(level(&fleet), -850, "{rule:?}: a debt");
+        // The debt is waited out: by a bucket at its rate, by a window until what is over it has left.
+        let (_, hint) = no_room(valve.try_acquire(Job::new().cost("tokens", 50)).await);
+        let expected = if format!("{rule:?}").contains("TokenBucket") { SECOND * 54 } else { MINUTE };
+        assert_eq!(hint, Some(expected), "{rule:?}");
+        sleep(expected).await;
+        drop(valve.try_acquire(Job::new().cost("tokens", 50)).await.expect("the debt is paid"));
+        assert_eq!(troubles.codes(), [""; 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_6_a_credit_is_never_above_the_burst_nor_past_its_window() {
+    let fleet = Fleet::new();
+    let (valve, _) = reporting(&fleet, [Rule::token_bucket(1_000, SECOND).burst(500).named("tokens")]);
+    let permit = valve.acquire(Job::new().cost("tokens", 400)).await.unwrap();
+    advance(SECOND).await;
+    permit.settle("tokens", 0).release(Outcome::Success);
+    assert_eq!(level(&fleet), 500);
+    let fleet = Fleet::new();
+    let (valve, _) = reporting(&fleet, [Rule::fixed_window(500, SECOND).named("tokens")]);
+    let permit = valve.acquire(Job::new().cost("tokens", 400)).await.unwrap();
+    advance(SECOND).await;
+    drop(valve.acquire(Job::new().cost("tokens", 100)).await.unwrap());
+    permit.settle("tokens", 0).release(Outcome::Success);
+    assert_eq!(level(&fleet), 400, "what was spent in the last window says nothing of this one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_6_once_per_permit_and_rule_and_a_bad_one_is_reported_and_fails_nothing() {
+    let fleet = Fleet::new();
+    let rules = [
+        Rule::token_bucket(1_000, HOUR).named("tokens"),
+        Rule::fixed_window(1_000, HOUR).named("requests"),
+        Rule::sliding_window(1_000, HOUR),
+    ];
+    let (valve, troubles) = reporting(&fleet, rules);
+    let levels = || {
+        let rules = fleet.snapshot().rules;
+        rules.into_iter().map(|rule| (rule.rule.to_string(), rule.level.unwrap())).collect::<BTreeMap<_, _>>()
+    };
+    let permit = valve.acquire(Job::new().cost_each(10)).await.unwrap();
+    permit
+        .settle("tokens", 5)
+        .settle("tokens", 900)
+        .settle("requests", 20)
+        .settle("sliding_window:3600000", 0)
+        .settle("nobody", 1)
+        .settle("named:tokens", 1)
+        .release(Outcome::Success);
+    let expected = [("named:requests", 980), ("named:tokens", 995), ("sliding_window:3600000", 1_000)];
+    assert_eq!(levels(), expected.map(|(rule, level)| (rule.to_owned(), level)).into());
+    assert_eq!(troubles.codes(), ["invalid_options"; 3]);
+    let said: Vec<String> = troubles
+        .all()
+        .iter()
+        .map(|trouble| match trouble {
+            Trouble::NotSettled { source, .. } => source.to_string(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(said[0].contains("once per permit and rule"), "{said:?}");
+    assert!(said[1].contains("nobody") && said[1].contains("named:tokens"), "{said:?}");
+    // Another permit may settle the same rule; 10^12 is the most.
+    let permit = valve.acquire(Job::new()).await.unwrap();
+    drop(permit.settle("tokens", 1_000_000_000_001));
+    assert_eq!((troubles.codes().len(), levels()["named:tokens"]), (4, 994));
+    let permit = valve.acquire(Job::new()).await.unwrap();
+    drop(permit.settle("tokens", 1_000_000_000_000));
+    assert_eq!(levels()["named:tokens"], -10_000, "debt is cut at ten bursts");
+    assert_eq!(troubles.codes()[4..], ["debt_cut"]);
+    let Trouble::DebtCut { cut, .. } = &troubles.all()[4] else { panic!("{:?}", troubles.all()) };
+    assert_eq!(*cut, 1_000_000_000_000 - 1 - 10_993);
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_6_a_scoped_rule_is_settled_for_the_job_s_own_identity() {
+    let fleet = Fleet::new();
+    let rule = Rule::token_bucket(100, HOUR).named("tokens").scoped("tenant");
+    let (valve, _) = reporting(&fleet, [rule]);
+    let permit = valve.acquire(of("acme").cost("tokens", 60)).await.unwrap();
+    drop(valve.acquire(of("umbrella").cost("tokens", 60)).await.unwrap());
+    permit.settle("tokens", 10).release(Outcome::Success);
+    drop(valve.try_acquire(of("acme").cost("tokens", 90)).await.expect("50 came back"));
+    no_room(valve.try_acquire(of("acme").cost("tokens", 1)).await);
+    no_room(valve.try_acquire(of("umbrella").cost("tokens", 41)).await);
+    drop(valve.try_acquire(of("umbrella").cost("tokens", 40)).await.expect("as before"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_6_a_settlement_is_delivered_when_the_store_is_back_and_once() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Yields);
+    let rule = Rule::token_bucket(1_000, DAY).named("tokens");
+    let valve = builder(&fleet).rule(rule).build(remote.clone()).unwrap();
+    let permit = valve.acquire(Job::new().cost("tokens", 600)).await.unwrap();
+    // It is carried out, and its answer is lost.
+    remote.set(Mode::Mute);
+    permit.settle("tokens", 900).release(Outcome::Success);
+    sleep(SECOND * 3).await;
+    remote.set(Mode::Up);
+    valve.flush().await;
+    assert_eq!(level(&fleet), 100);
+}
+
+// ---- VA-7 ----------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_7_without_a_fallback_a_job_is_unavailable_at_once_with_the_cause() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Yields);
+    let valve = builder(&fleet).rule(one_per(SECOND)).build(remote.clone()).unwrap();
+    drop(try_one(&valve).await.unwrap());
+    let waits = begun(&valve, Job::new().timeout(HOUR)).await;
+    remote.set(Mode::Down);
+    let (error, took) = fleet.timed(refused(waits)).await;
+    assert_eq!((error.code(), took), ("unavailable", SECOND), "when it was to ask again");
+    assert!(error.source().unwrap().to_string().contains("the wire is cut"));
+    let (error, took) = fleet.timed(async { valve.acquire(Job::new()).await.map(drop) }).await;
+    assert_eq!((error.unwrap_err().code(), took), ("unavailable", Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_7_fallback_rules_and_a_fallback_limit_are_kept_by_each_process_alone() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Yields);
+    let troubles = Troubles::default();
+    let valve = || {
+        builder(&fleet)
+            .rule(Rule::token_bucket(1_000, SECOND).named("requests"))
+            .concurrency(Concurrency::Global(100))
+            .fallback_rule(Rule::token_bucket(4, SECOND * 4).named("requests"))
+            .fallback_local(3)
+            .on_error(troubles.note())
+            .build(remote.clone())
+            .unwrap()
+    };
+    let (valve, other) = (valve(), valve());
+    drop(take(&valve, 20).await);
+    remote.set(Mode::Down);
+    let mut held = take(&valve, 3).await;
+    for permit in &held {
+        assert!(permit.is_local() && permit.is_live());
+        assert_eq!((permit.slot(), permit.fence(), permit.token()), (None, None, None));
+    }
+    assert_eq!(no_room(try_one(&valve).await).0, LastCause::Slots, "the local limit");
+    held.pop().unwrap().settle("requests", 0).release(Outcome::Success);
+    held.extend(take(&valve, 1).await);
+    held.clear();
+    // The local rule, waited for like the real one.
+    let error = valve.try_acquire(Job::new()).await.map(drop).unwrap_err();
+    let AcquireError::Timeout { last, hint, local, .. } = error else { panic!("{error:?}") };
+    assert_eq!((last, hint, local), (LastCause::Rate, Some(SECOND), true));
+    let (permit, took) = fleet.timed(async { valve.acquire(Job::new()).await.unwrap() }).await;
+    assert!(permit.is_local() && took == SECOND, "{took:?}");
+    // Another process has a share of its own.
+    drop(take(&other, 3).await);
+    assert_eq!(troubles.codes(), ["unavailable"; 2], "each change of mode is told once");
+    let waits = begun(&valve, Job::new().cost("requests", 4).timeout(HOUR)).await;
+    remote.set(Mode::Up);
+    let permit = granted(waits).await;
+    assert!(!permit.is_local() && permit.slot().is_some(), "it goes back to the store with those that wait");
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_7_fallback_rules_without_a_limit_bound_no_concurrency_and_may_be_scoped() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Yields);
+    let valve = builder(&fleet)
+        .rule(Rule::token_bucket(1_000, SECOND).scoped("tenant"))
+        .concurrency(Concurrency::Global(1))
+        .fallback_rule(Rule::fixed_window(5, MINUTE).scoped("tenant"))
+        .build(remote.clone())
+        .unwrap();
+    remote.set(Mode::Down);
+    let mut held = Vec::new();
+    for tenant in ["acme", "umbrella"] {
+        for _ in 0..5 {
+            held.push(valve.try_acquire(of(tenant)).await.expect("there is no limit"));
+        }
+        assert_eq!(no_room(valve.try_acquire(of(tenant)).await), (LastCause::Rate, Some(MINUTE)));
+    }
+    // One that is not scoped, for a valve that is.
+    let unscoped = builder(&fleet)
+        .rule(Rule::token_bucket(1_000, SECOND).scoped("tenant"))
+        .concurrency(Concurrency::Global(1))
+        .fallback_rule(one_per(SECOND))
+        .build(remote.clone())
+        .unwrap();
+    let waiting = [
+        begun(&unscoped, of("acme")).await,
+        begun(&unscoped, of("umbrella")).await,
+        begun(&unscoped, of("initech")).await,
+    ];
+    let start = fleet.now();
+    for (job, second) in waiting.into_iter().zip(0..) {
+        held.push(granted(job).await);
+        assert_eq!(fleet.now().since(start), SECOND * second);
+    }
+    assert!(held.iter().all(Permit::is_local));
+}
+
+// ---- VA-8 ----------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_8_a_grant_for_a_job_that_is_gone_goes_to_the_next_that_fits() {
+    for wire in [None, Some(Wire::Takes(ms(10)))] {
+        let fleet = Fleet::new();
+        let rules = || builder(&fleet).rule(Rule::token_bucket(1, SECOND).burst(2));
+        let valve = match wire {
+            None => rules().build(fleet.store.clone()).unwrap(),
+            Some(wire) => rules().build(Remote::new(&fleet, wire)).unwrap(),
+        };
+        drop(valve.acquire(Job::new().cost_each(2)).await.unwrap());
+        let mut first = Box::pin(valve.acquire(Job::new().timeout(MINUTE)));
+        assert!(poll_once(first.as_mut()).is_pending());
+        sleep(ms(50)).await;
+        let large = begun(&valve, Job::new().cost_each(2).timeout(MINUTE)).await;
+        let next = begun(&valve, Job::new().timeout(MINUTE)).await;
+        let granted_before = valve.stats().granted;
+        // The grant arrives for the first, who does not look; or is on its way.
+        if wire.is_none() {
+            sleep(SECOND).await;
+            assert_eq!(valve.stats().granted, granted_before + 1);
+        } else {
+            sleep(ms(975)).await;
+        }
+        drop(first);
+        let start = fleet.now();
+        drop(granted(next).await);
+        assert!(fleet.now().since(start) <= ms(30), "{wire:?}: the next of the same cost takes it");
+        assert!(!large.is_finished());
+        assert_eq!(level(&fleet), 0, "{wire:?}");
+        large.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_8_a_grant_that_no_one_wants_is_settled_back_with_its_slot() {
+    for (wire, after) in
+        [(None, ms(0)), (Some(Wire::Takes(ms(10))), ms(5)), (Some(Wire::Takes(ms(10))), ms(15))]
+    {
+        let fleet = Fleet::new();
+        let rules = || {
+            builder(&fleet)
+                .rule(Rule::token_bucket(100, DAY).named("tokens"))
+                .rule(Rule::fixed_window(100, DAY).scoped("tenant"))
+                .concurrency(Concurrency::Global(2))
+        };
+        let job = || of("acme").cost("tokens", 40);
+        let valve = match wire {
+            None => rules().build(fleet.store.clone()).unwrap(),
+            Some(wire) => rules().build(Remote::new(&fleet, wire)).unwrap(),
+        };
+        let held = [valve.acquire(job()).await.unwrap(), valve.acquire(of("umbrella")).await.unwrap()];
+        {
+            // It waits for a slot, and leaves at the moment when it gets one, or after its question was sent.
+            let mut waits = Box::pin(valve.acquire(job()));
+            assert!(poll_once(waits.as_mut()).is_pending());
+            settled().await;
+            drop(held);
+            settled().await;
+            sleep(after).await;
+        }
+        sleep(ms(100)).await;
+        valve.flush().await;
+        let snapshot = fleet.snapshot();
+        assert_eq!((snapshot.held, valve.stats().in_flight, valve.stats().queued), (0, 0, 0), "{wire:?}");
+        let tokens = snapshot.rules.iter().find(|rule| rule.rule == *"named:tokens").unwrap();
+        assert_eq!(tokens.level, Some(59), "{wire:?} after {after:?}: what was spent in vain is back");
+        for _ in 0..99 {
+            let permit =
+                valve.try_acquire(of("acme").cost("tokens", 0)).await.expect("its tenant has it back");
+            permit.release(Outcome::Success);
+            valve.flush().await;
+        }
+        assert_eq!(no_room(valve.try_acquire(of("acme").cost("tokens", 0)).await).0, LastCause::Rate);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_8_a_job_that_times_out_while_its_grant_is_on_its_way_leaves_nothing() {
+    let fleet = Fleet::new();
+    let rule = Rule::token_bucket(10, DAY);
+    let valve = builder(&fleet)
+        .rule(rule)
+        .concurrency(Concurrency::Global(1))
+        .build(Remote::new(&fleet, Wire::Takes(ms(30))))
+        .unwrap();
+    let holder = valve.acquire(Job::new()).await.unwrap();
+    let start = fleet.now();
+    let waits = begun(&valve, Job::new().timeout(ms(200))).await;
+    sleep(ms(180)).await;
+    holder.release(Outcome::Success);
+    let error = refused(waits).await;
+    assert_eq!((error.code(), fleet.now().since(start)), ("timeout", ms(200)));
+    sleep(ms(500)).await;
+    valve.flush().await;
+    assert_eq!((fleet.held(), level(&fleet), valve.stats().in_flight), (0, 9, 0));
+}
+
+// ---- VA-9 ----------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_9_what_the_server_says_lowers_the_level_less_what_was_admitted_since_and_never_raises_it() {
+    for rule in [
+        Rule::token_bucket(100, DAY).named("requests"),
+        Rule::fixed_window(100, DAY).named("requests"),
+        Rule::sliding_window(100, DAY).named("requests"),
+    ] {
+        let fleet = Fleet::new();
+        let (valve, troubles) = reporting(&fleet, [rule.clone()]);
+        let (first, second) = (try_one(&valve).await.unwrap(), try_one(&valve).await.unwrap());
+        drop(take(&valve, 8).await);
+        assert_eq!(level(&fleet), 90);
+        // Nine were admitted since that permit.
+        first.observe("requests", 50, HOUR).release(Outcome::Success);
+        assert_eq!(level(&fleet), 41, "{rule:?}");
+        second.observe("requests", 80, HOUR).release(Outcome::Success);
+        assert_eq!(level(&fleet), 41, "{rule:?}: never raised");
+        // Newer ones count, older ones no more.
+        let (third, fourth) = (try_one(&valve).await.unwrap(), try_one(&valve).await.unwrap());
+        fourth.observe("requests", 20, HOUR).release(Outcome::Success);
+        assert_eq!(level(&fleet), 20, "{rule:?}");
+        third.observe("requests", 5, HOUR).release(Outcome::Success);
+        assert_eq!(level(&fleet), 20, "{rule:?}: a newer one is there");
+        let last = try_one(&valve).await.unwrap();
+        last.observe("requests", 0, HOUR).release(Outcome::Success);
+        assert_eq!(level(&fleet), 0, "{rule:?}");
+        assert_eq!(no_room(try_one(&valve).await).0, LastCause::Rate);
+        assert_eq!(troubles.codes(), [""; 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_9_an_observation_is_ignored_once_its_reset_has_passed() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Takes(ms(50)));
+    let rule = Rule::fixed_window(100, DAY).named("requests");
+    let valve = builder(&fleet).rule(rule).build(remote).unwrap();
+    let permits = [valve.acquire(Job::new()).await.unwrap(), valve.acquire(Job::new()).await.unwrap()];
+    let [early, late] = permits;
+    early.observe("requests", 10, ms(40)).release(Outcome::Success);
+    valve.flush().await;
+    assert_eq!(level(&fleet), 98, "the reset passed on the way");
+    late.observe("requests", 10, ms(300)).release(Outcome::Success);
+    valve.flush().await;
+    assert_eq!(level(&fleet), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_9_an_observation_of_a_scoped_rule_is_of_the_job_s_own_identity_and_a_bad_one_is_reported() {
+    let fleet = Fleet::new();
+    let (valve, troubles) =
+        reporting(&fleet, [Rule::token_bucket(100, DAY).named("requests").scoped("tenant")]);
+    let permit = valve.acquire(of("acme")).await.unwrap();
+    drop(permit.observe("requests", 0, HOUR).observe("nobody", 0, HOUR).observe(
+        "requests",
+        u64::MAX,
+        Duration::MAX,
+    ));
+    no_room(valve.try_acquire(of("acme")).await);
+    drop(
+        valve.try_acquire(of("umbrella").cost("requests", 100)).await.expect("another tenant's is as it was"),
+    );
+    assert_eq!(troubles.codes(), ["invalid_options"]);
+}
+
+// ---- VA-10 ---------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_10_a_job_whose_hint_is_later_than_its_timeout_is_refused_at_once() {
+    for (wire, scoped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let fleet = Fleet::new();
+        let rule = one_per(SECOND * 10);
+        let rule = if scoped { rule.scoped("tenant") } else { rule };
+        let job = || if scoped { of("acme") } else { Job::new() };
+        let build = |builder: ValveBuilder| match wire {
+            true => builder.build(Remote::new(&fleet, Wire::Yields)).unwrap(),
+            false => builder.build(fleet.store.clone()).unwrap(),
+        };
+        let valve = build(builder(&fleet).rule(rule.clone()).fail_fast());
+        let patient = build(builder(&fleet).rule(rule));
+        drop(valve.acquire(job()).await.unwrap());
+        let (failed, took) = fleet.timed(valve.acquire(job().timeout(ms(9_999)))).await;
+        let AcquireError::Timeout { last, hint, timeout, waited, .. } = failed.map(drop).unwrap_err() else {
+            panic!("not a timeout")
+        };
+        assert_eq!((last, hint, timeout), (LastCause::Rate, Some(SECOND * 10), ms(9_999)));
+        assert_eq!((took, waited), (Duration::ZERO, Duration::ZERO));
+        // Without it, it waits in vain.
+        let (failed, took) = fleet.timed(patient.acquire(job().timeout(ms(999)))).await;
+        no_room(failed);
+        assert_eq!(took, ms(999));
+        // One whose hint is within its timeout waits.
+        let waits = begun(&valve, job().timeout(SECOND * 10)).await;
+        assert_eq!(valve.stats().queued, 1);
+        // Behind it, one that would not be served in time is refused though nobody asks for it.
+        let (failed, took) = fleet.timed(valve.acquire(job().timeout(SECOND * 2))).await;
+        assert_eq!((no_room(failed).0, took), (LastCause::Rate, Duration::ZERO));
+        drop(granted(waits).await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_10_a_pause_that_is_too_long_is_refused_and_a_wait_for_a_slot_is_not() {
+    let fleet = Fleet::new();
+    let valve =
+        builder(&fleet).concurrency(Concurrency::Global(1)).fail_fast().build(fleet.store.clone()).unwrap();
+    let holder = try_one(&valve).await.unwrap();
+    // The lease lasts half a minute, but its slot may be free at any moment.
+    let waits = begun(&valve, Job::new().timeout(SECOND * 5)).await;
+    let behind = begun(&valve, Job::new().timeout(SECOND * 5)).await;
+    advance(SECOND).await;
+    holder.release(Outcome::Success);
+    drop(granted(waits).await);
+    drop(granted(behind).await);
+    valve.pause(MINUTE).await.unwrap();
+    let (failed, took) = fleet.timed(valve.acquire(Job::new().timeout(SECOND * 59))).await;
+    assert_eq!((no_room(failed), took), ((LastCause::Pause, Some(MINUTE)), Duration::ZERO));
+    let waits = begun(&valve, Job::new().timeout(MINUTE + SECOND * 2)).await;
+    assert_eq!(valve.stats().queued, 1);
+    drop(granted(waits).await);
+}
+
+// ---- VA-11 ---------------------------------------------------------------------------------------------------------
+
+#[track_caller]
+fn bad(builder: ValveBuilder) -> BuildError {
+    builder.build(MemoryStore::new()).map(drop).expect_err("it cannot be built")
+}
+
+#[test]
+fn va_11_every_option_is_held_within_its_bounds() {
+    let valve = || Valve::builder(ID);
+    let adaptive = |adaptive: Adaptive| valve().concurrency(Concurrency::Adaptive(adaptive));
+    let class = |share| valve().concurrency(Concurrency::Global(9)).class(Class::reserved("a", share));
+    let rules = |count: u64| (1..=count).map(ms).map(one_per).fold(valve(), ValveBuilder::rule);
+    let year = DAY * 366;
+    let nano = Duration::from_nanos(1);
+    let refused = [
+        (Valve::builder(""), "id", "200 bytes"),
+        (Valve::builder("x".repeat(201)), "id", "200 bytes"),
+        (Valve::builder("a{b"), "id", "200 bytes"),
+        (valve().owner(""), "owner", "1 to 128"),
+        (valve().owner("x".repeat(129)), "owner", "1 to 128"),
+        (valve().max_queue(0), "max_queue", "1"),
+        (valve().max_pause(ms(1) - nano), "max_pause", "1 ms to 366 days"),
+        (valve().max_pause(year + nano), "max_pause", "1 ms to 366 days"),
+        (valve().op_timeout(ms(1) - nano), "op_timeout", "1 ms"),
+        (valve().op_timeout(Duration::MAX), "op_timeout", "366 days"),
+        (valve().lease_ttl(ms(100) - nano), "lease_ttl", "100 ms to 24 h"),
+        (valve().lease_ttl(DAY + nano), "lease_ttl", "100 ms to 24 h"),
+        (valve().revision(2_147_483_648), "revision", "2147483647"),
+        (valve().concurrency(Concurrency::Local(0)), "concurrency", "1 to 1000000"),
+        (valve().concurrency(Concurrency::Local(1_000_001)), "concurrency", "1 to 1000000"),
+        (valve().concurrency(Concurrency::Global(0)), "limit", "1 to 1000000"),
+        (valve().concurrency(Concurrency::Global(1_000_001)), "limit", "1 to 1000000"),
+        (adaptive(Adaptive::new(0)), "initial_limit", "1 to 1000"),
+        (adaptive(Adaptive::new(1_001)), "initial_limit", "1 to 1000"),
+        (adaptive(Adaptive::new(5).min_limit(0)), "min_limit", "1"),
+        (adaptive(Adaptive::new(5).aimd(Aimd::default().window(Duration::ZERO))), "aimd.window", "0"),
+        (class(0.0), "class a: share", "below 1"),
+        (class(1.0), "class a: share", "below 1"),
+        (class(f64::NAN), "class a: share", "below 1"),
+        (class(0.5).class(Class::reserved("b", 0.5)), "classes: sum of shares", "below 1"),
+        (class(0.5).class(Class::unreserved("a")), "class", "once"),
+        (valve().class(Class::unreserved("a")), "class", "bound on concurrency"),
+        (rules(17), "rules", "16"),
+        (valve().rule(one_per(SECOND)).rule(one_per(SECOND)), "rules", "keys"),
+        (valve().fallback_local(0), "fallback", "1 to 1000000"),
+        (valve().fallback_local(1_000_001), "fallback", "1 to 1000000"),
+        (valve().fallback_rule(one_per(Duration::ZERO)), "fallback", "1 ms to 366 days"),
+    ];
+    for (builder, option, allowed) in refused {
+        let error = bad(builder);
+        assert!(error.option().contains(option), "{error:?}, not {option}");
+        assert!(error.invalid.allowed.contains(allowed), "{error:?}, not {allowed}");
+        assert!(!error.invalid.given.is_empty() || option == "id" || option == "owner", "{error:?}");
+        assert_eq!(error.code(), "invalid_options");
+        let text = error.source().expect("says what").to_string();
+        assert!(text.contains(&error.invalid.allowed), "{text}");
+    }
+    let taken = [
+        Valve::builder("x".repeat(200)),
+        valve().owner("x".repeat(128)),
+        valve().max_queue(1),
+        valve().max_queue(usize::MAX),
+        valve().max_pause(ms(1)),
+        valve().max_pause(year),
+        valve().op_timeout(ms(1)),
+        valve().op_timeout(year),
+        valve().lease_ttl(ms(100)),
+        valve().lease_ttl(DAY),
+        valve().revision(2_147_483_647),
+        valve().concurrency(Concurrency::Local(1_000_000)),
+        valve().concurrency(Concurrency::Global(1_000_000)),
+        valve().concurrency(Concurrency::Global(1)),
+        adaptive(Adaptive::new(1)),
+        adaptive(Adaptive::new(1_000)),
+        class(0.000_001),
+        class(0.999_999),
+        rules(16),
+        rules(0),
+        valve().fallback_local(1),
+        valve().fallback_local(1_000_000),
+    ];
+    for builder in taken {
+        let valve = builder.build(MemoryStore::new());
+        assert!(valve.is_ok(), "{valve:?}");
+    }
+}
+
+#[test]
+fn va_11_a_store_that_lacks_what_a_valve_needs_is_refused_by_name() {
+    let fleet_less = |capability| {
+        let store = MemoryStore::new();
+        Remote::over(&store, TokioClock::new(), Wire::Short).without(capability)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let valve = || Valve::builder(ID).rule(one_per(SECOND));
+    let adaptive = || Concurrency::Adaptive(Adaptive::new(4));
+    for (builder, lacks) in [
+        (valve().concurrency(Concurrency::Global(4)), Capability::Leases),
+        (valve().concurrency(adaptive()), Capability::Leases),
+        (valve().concurrency(adaptive()), Capability::Adaptive),
+        (Valve::builder(ID).rule(one_per(SECOND).scoped("tenant")), Capability::Scoped),
+    ] {
+        let error = builder.build(fleet_less(lacks)).map(drop).expect_err("it lacks that");
+        assert_eq!(error.option(), "store");
+        assert!(error.invalid.allowed.contains(lacks.as_str()), "{error:?}");
+    }
+    // What it does not need is not asked for.
+    for lacks in [Capability::Leases, Capability::Scoped, Capability::Corrections, Capability::Wake] {
+        assert!(valve().concurrency(Concurrency::Local(4)).build(fleet_less(lacks)).is_ok(), "{lacks}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_11_a_job_waits_ten_seconds_unless_told_and_the_queue_takes_ten_thousand() {
+    let fleet = Fleet::new();
+    let valve = process(&fleet, one_per(HOUR));
+    drop(try_one(&valve).await.unwrap());
+    let waiting: Vec<Waiting> = (0..10_000)
+        .map(|_| {
+            let valve = valve.clone();
+            tokio::spawn(async move { valve.acquire(Job::new()).await })
+        })
+        .collect();
+    until(|| valve.stats().queued == 10_000).await;
+    let full = valve.acquire(Job::new()).await.map(drop).unwrap_err();
+    assert!(matches!(full, AcquireError::QueueFull { max_queue: 10_000, .. }), "{full:?}");
+    for job in waiting {
+        let AcquireError::Timeout { waited, .. } = refused(job).await else { panic!("not a timeout") };
+        assert_eq!(waited, SECOND * 10);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_11_an_operation_has_a_second_unless_told() {
+    for (op_timeout, most) in [(None, SECOND), (Some(ms(200)), ms(200))] {
+        let fleet = Fleet::new();
+        let remote = Remote::new(&fleet, Wire::Yields);
+        let builder = builder(&fleet).rule(one_per(SECOND));
+        let builder = op_timeout.into_iter().fold(builder, ValveBuilder::op_timeout);
+        let valve = builder.build(remote.clone()).unwrap();
+        remote.set(Mode::Hangs);
+        let (failed, took) = fleet.timed(valve.acquire(Job::new())).await;
+        assert_eq!((failed.map(drop).unwrap_err().code(), took), ("unavailable", most));
+    }
+}
+
+// ---- concurrency, classes ------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn va_11_a_local_bound_is_of_each_process_a_global_one_of_all() {
+    let fleet = Fleet::new();
+    let build = |concurrency| builder(&fleet).concurrency(concurrency).build(fleet.store.clone()).unwrap();
+    let (one, other) = (build(Concurrency::Local(2)), build(Concurrency::Local(3)));
+    let held = [take(&one, 2).await, take(&other, 3).await].concat_all();
+    assert_eq!(no_room(try_one(&one).await).0, LastCause::Slots);
+    assert_eq!(no_room(try_one(&other).await).0, LastCause::Slots);
+    assert_eq!((held[0].token(), one.stats().limit), (None, None), "no leases of the fleet");
+    let waits = begun(&one, Job::new()).await;
+    let next = begun(&one, Job::new()).await;
+    let mut held = held.into_iter();
+    drop(held.next());
+    let permit = granted(waits).await;
+    settled().await;
+    assert!(!next.is_finished());
+    drop(permit);
+    drop(granted(next).await);
+    drop(held);
+
+    let fleet = Fleet::new();
+    let build = |concurrency| builder(&fleet).concurrency(concurrency).build(fleet.store.clone()).unwrap();
+    let (one, other) = (build(Concurrency::Global(3)), build(Concurrency::Global(3)));
+    let held = [take(&one, 2).await, take(&other, 1).await].concat_all();
+    assert_eq!(no_room(try_one(&one).await).0, LastCause::Slots);
+    assert_eq!(no_room(try_one(&other).await).0, LastCause::Slots);
+    let slots: BTreeSet<_> = held.iter().map(|permit| permit.slot().unwrap()).collect();
+    assert_eq!(slots, [0, 1, 2].into());
+    let waits = begun(&other, Job::new()).await;
+    let mut held = held.into_iter();
+    let start = fleet.now();
+    drop(held.next());
+    drop(granted(waits).await);
+    assert_eq!(fleet.now(), start, "room goes to whoever waits, in any process");
+}
+
+/// Joins what was taken.
+trait ConcatAll {
+    fn concat_all(self) -> Vec<Permit>;
+}
+
+impl<const N: usize> ConcatAll for [Vec<Permit>; N] {
+    fn concat_all(self) -> Vec<Permit> {
+        self.into_iter().flatten().collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_11_an_adaptive_bound_moves_with_the_outcomes_of_the_valve() {
+    let fleet = Fleet::new();
+    let aimd = Aimd::default().window(SECOND).cooldown(SECOND);
+    let build = || {
+        let adaptive = Adaptive::new(8).max_limit(20).aimd(aimd.clone()).throttle_rest(Duration::ZERO);
+        let builder = builder(&fleet).rule(Rule::token_bucket(1_000_000, SECOND));
+        builder.concurrency(Concurrency::Adaptive(adaptive)).build(fleet.store.clone()).unwrap()
+    };
+    let (one, other) = (build(), build());
+    let throttled =
+        one.run(Job::new(), || async { Err::<(), _>(429) }).outcome_on_error(|_| Outcome::Throttled);
+    assert_eq!(throttled.await, Err(CallError::Call(429)));
+    assert_eq!(fleet.limit(), 4);
+    let held = [take(&one, 2).await, take(&other, 2).await].concat_all();
+    assert_eq!(no_room(try_one(&other).await).0, LastCause::Slots);
+    advance(SECOND * 2).await;
+    no_room(try_one(&other).await);
+    held.into_iter().for_each(|permit| permit.release(Outcome::Success));
+    assert_eq!(fleet.limit(), 5);
+    other.refresh().await.unwrap();
+    assert_eq!((one.stats().limit, other.stats().limit), (Some(5), Some(5)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_5_classes_of_a_valve_keep_their_slices() {
+    let fleet = Fleet::new();
+    let valve = builder(&fleet)
+        .rule(Rule::token_bucket(1_000, SECOND).scoped("tenant"))
+        .concurrency(Concurrency::Global(8))
+        .class(Class::reserved("interactive", 0.25))
+        .class(Class::unreserved("batch"))
+        .build(fleet.store.clone())
+        .unwrap();
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(valve.try_acquire(of("acme").class("batch")).await.expect("all but the slice"));
+    }
+    assert_eq!(no_room(valve.try_acquire(of("acme").class("batch")).await).0, LastCause::Slots);
+    let batch = begun(&valve, of("umbrella").class("batch")).await;
+    let unclassed = begun(&valve, of("umbrella")).await;
+    for _ in 0..2 {
+        held.push(valve.try_acquire(of("acme").class("interactive")).await.expect("its slice"));
+    }
+    let error = valve.try_acquire(of("acme").class("nobody")).await.map(drop).unwrap_err();
+    assert_eq!(error.code(), "invalid_options");
+    assert!(error.source().unwrap().to_string().contains("interactive"), "{error:?}");
+    assert!(!batch.is_finished() && !unclassed.is_finished());
+    held.clear();
+    drop((granted(batch).await, granted(unclassed).await));
+}
+
+// ---- scopes --------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn st_10_rules_for_each_tenant_and_for_all_hold_together() {
+    let fleet = Fleet::new();
+    let build = || {
+        builder(&fleet)
+            .rule(Rule::fixed_window(4, MINUTE).scoped("tenant"))
+            .rule(Rule::sliding_window(10, MINUTE))
+            .rule(Rule::token_bucket(6, MINUTE).named("model").scoped("model"))
+            .build(fleet.store.clone())
+            .unwrap()
+    };
+    let (one, other) = (build(), build());
+    let job = |tenant: &str, model: &str| Job::new().scope("tenant", tenant).scope("model", model);
+    let mut granted = Vec::new();
+    for tenant in ["a", "b", "c", "d"] {
+        for (turn, valve) in [&one, &other, &one, &other, &one].into_iter().enumerate() {
+            let model = if turn < 2 { "small" } else { "large" };
+            if valve.try_acquire(job(tenant, model)).await.is_ok() {
+                granted.push((tenant, model));
+            }
+        }
+    }
+    let count = |of: &str| granted.iter().filter(|(tenant, model)| *tenant == of || *model == of).count();
+    assert_eq!(granted.len(), 10, "{granted:?}");
+    assert_eq!(["a", "b", "c", "d"].map(count), [4, 4, 2, 0]);
+    assert!(count("small") == 6 && count("large") == 4, "{granted:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_10_a_scope_that_is_missing_unknown_or_there_twice_is_refused() {
+    let fleet = Fleet::new();
+    let scoped = per_tenant(&fleet, 5, SECOND);
+    let fleet_two = Fleet::new();
+    let unscoped = process(&fleet_two, one_per(SECOND));
+    let jobs = [
+        (&scoped, Job::new(), "scope tenant"),
+        (&scoped, of("acme").scope("model", "large"), "scope model"),
+        (&scoped, of("acme").scope("tenant", "umbrella"), "scope tenant"),
+        (&scoped, of(""), "identity"),
+        (&scoped, of(&"x".repeat(257)), "identity"),
+        (&scoped, Job::new().scope("ten ant", "acme"), "scope"),
+        (&unscoped, of("acme"), "scope tenant"),
+    ];
+    for (valve, job, option) in jobs {
+        let error = valve.acquire(job.clone()).await.map(drop).unwrap_err();
+        let AcquireError::InvalidOptions { source: StoreError::Invalid(invalid), .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((invalid.option.as_str(), error.code()), (option, "invalid_options"), "{job:?}");
+        // The same from a call that never runs.
+        let ran = valve.run(job, || async { Ok::<(), u32>(()) }).await;
+        assert_eq!(ran, Err(CallError::Acquire(error)));
+    }
+    assert_eq!((scoped.stats().queued, scoped.stats().granted), (0, 0));
+    for _ in 0..5 {
+        drop(scoped.try_acquire(of(&"x".repeat(256))).await.expect("nothing was spent"));
+    }
+}
+
+// ---- policies ------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn st_5_valves_of_one_id_agree_whatever_the_order_of_rules_and_classes() {
+    let fleet = Fleet::new();
+    let rules = [
+        Rule::token_bucket(50, MINUTE).named("requests"),
+        Rule::sliding_window(900, MINUTE).named("tokens"),
+        Rule::fixed_window(9, SECOND).scoped("tenant"),
+    ];
+    let classes = [Class::reserved("a", 0.5), Class::unreserved("b"), Class::reserved("c", 0.25)];
+    let build = |rules: &mut dyn Iterator<Item = &Rule>, classes: &mut dyn Iterator<Item = &Class>| {
+        let builder = rules.cloned().fold(builder(&fleet), ValveBuilder::rule);
+        let builder = classes.cloned().fold(builder, ValveBuilder::class);
+        builder.concurrency(Concurrency::Global(8)).build(fleet.store.clone()).unwrap()
+    };
+    let one = build(&mut rules.iter(), &mut classes.iter());
+    let other = build(&mut rules.iter().rev(), &mut classes.iter().rev());
+    let job = || of("acme").cost("tokens", 300).class("a");
+    let held = [one.try_acquire(job()).await.unwrap(), other.try_acquire(job()).await.unwrap()];
+    drop(one.try_acquire(job()).await.unwrap());
+    assert_eq!(no_room(other.try_acquire(job()).await).0, LastCause::Rate, "the tokens of both");
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_5_a_policy_that_differs_is_refused_with_the_field_and_changes_nothing() {
+    let fleet = Fleet::new();
+    let base = || builder(&fleet).rule(Rule::token_bucket(10, SECOND).named("requests"));
+    let pinned = base().concurrency(Concurrency::Global(4)).build(fleet.store.clone()).unwrap();
+    let permit = pinned.try_acquire(Job::new()).await.unwrap();
+    let with = |rule: Rule| builder(&fleet).rule(rule).concurrency(Concurrency::Global(4));
+    let requests = || Rule::token_bucket(10, SECOND).named("requests");
+    let differ = [
+        (with(Rule::token_bucket(11, SECOND).named("requests")), "rule named:requests: limit", "10", "11"),
+        (with(requests().burst(9)), "rule named:requests: burst", "10", "9"),
+        (
+            with(Rule::token_bucket(10, ms(999)).named("requests")),
+            "rule named:requests: interval",
+            "1000 ms",
+            "999 ms",
+        ),
+        (
+            with(Rule::fixed_window(10, SECOND).named("requests")),
+            "rule named:requests: algorithm",
+            "token_bucket",
+            "fixed_window",
+        ),
+        (
+            with(requests()).rule(one_per(HOUR)),
+            "rule token_bucket:3600000: algorithm",
+            "none",
+            "token_bucket",
+        ),
+        (with(requests()).lease_ttl(SECOND), "lease_ttl", "30000 ms", "1000 ms"),
+        (base(), "concurrency", "fixed", "none"),
+        (base().concurrency(Concurrency::Global(5)), "limit", "4", "5"),
+        (with(requests()).class(Class::unreserved("a")), "class a: share", "none", "unreserved"),
+    ];
+    for (builder, field, pinned_value, offered_value) in differ {
+        let other = builder.build(fleet.store.clone()).unwrap();
+        let error = try_one(&other).await.map(drop).unwrap_err();
+        let AcquireError::InvalidOptions { source, .. } = &error else { panic!("{error:?}") };
+        let StoreError::PolicyDiffers { field: named, pinned, offered } = source else { panic!("{error:?}") };
+        assert_eq!((named.as_str(), pinned.as_str(), offered.as_str()), (field, pinned_value, offered_value));
+    }
+    // A scope is asked for first, where it is the rule that differs.
+    let other = with(requests().scoped("tenant")).build(fleet.store.clone()).unwrap();
+    let error = other.try_acquire(of("acme")).await.map(drop).unwrap_err();
+    assert!(error.source().unwrap().to_string().contains("rule named:requests: scope"), "{error:?}");
+    // What concerns one process is no part of it.
+    let same = with(requests()).owner("me").max_queue(7).fail_fast().fallback_local(3).max_pause(SECOND);
+    let same = same.op_timeout(ms(100)).build(fleet.store.clone()).unwrap();
+    drop(try_one(&same).await.unwrap());
+    assert_eq!((level(&fleet), fleet.held()), (8, 1));
+    drop(permit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_5_a_rolling_deploy_neither_stops_the_fleet_nor_runs_two_policies() {
+    for remote in [false, true] {
+        let fleet = Fleet::new();
+        let build = |limit: u64, revision: u32| {
+            let builder = builder(&fleet).rule(Rule::fixed_window(limit, SECOND)).revision(revision);
+            match remote {
+                true => builder.build(Remote::new(&fleet, Wire::Yields)).unwrap(),
+                false => builder.build(fleet.store.clone()).unwrap(),
+            }
+        };
+        let mut workers: Vec<Valve> = (0..4).map(|_| build(10, 1)).collect();
+        let window = async |workers: &[Valve]| {
+            let mut admitted = 0;
+            for turn in 0..60 {
+                match try_one(&workers[turn % workers.len()]).await {
+                    Ok(_) => admitted += 1,
+                    Err(AcquireError::Timeout { .. }) => {}
+                    Err(other) => panic!("the fleet stops: {other:?}"),
+                }
+            }
+            sleep(SECOND).await;
+            admitted
+        };
+        assert_eq!(window(&workers).await, 10);
+        // One worker after the other is started anew, with a higher limit.
+        for at in 0..4 {
+            workers[at] = build(25, 2);
+            drop(begun(&workers[at], Job::new()).await);
+            sleep(SECOND).await;
+            assert_eq!(window(&workers).await, 25, "after {} of 4, remote: {remote}", at + 1);
+        }
+        // A rollback is a higher revision.
+        workers[0] = build(10, 3);
+        drop(try_one(&workers[0]).await.unwrap());
+        sleep(SECOND).await;
+        assert_eq!(window(&workers).await, 10);
+        // One that was left behind adopts what it finds.
+        assert_eq!(window(&[build(25, 2), build(10, 1)]).await, 10);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_5_a_worker_that_waits_under_an_older_policy_goes_on_under_the_newer() {
+    for remote in [false, true] {
+        let fleet = Fleet::new();
+        let build = |limit: u64, revision: u32| {
+            let builder = builder(&fleet).rule(Rule::token_bucket(limit, HOUR)).revision(revision);
+            match remote {
+                true => builder.build(Remote::new(&fleet, Wire::Yields)).unwrap(),
+                false => builder.build(fleet.store.clone()).unwrap(),
+            }
+        };
+        let old = build(1, 1);
+        drop(try_one(&old).await.unwrap());
+        let waits = begun(&old, Job::new().timeout(HOUR * 2)).await;
+        // A thousand times the rate: whoever waits hears of it, and asks again.
+        let new = build(1_000, 2);
+        sleep(ms(3_600)).await;
+        no_room(try_one(&new).await);
+        let start = fleet.now();
+        drop(granted(waits).await);
+        let took = fleet.now().since(start);
+        assert!(took <= SECOND * 40, "remote: {remote}: {took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_5_a_rule_that_only_the_newer_policy_has_holds_up_no_one_but_whom_it_denies() {
+    let fleet = Fleet::new();
+    let old = builder(&fleet).rule(Rule::token_bucket(1_000, SECOND).scoped("tenant")).revision(1);
+    let old = old.build(Remote::new(&fleet, Wire::Yields)).unwrap();
+    drop(old.acquire(of("acme")).await.unwrap());
+    let new = builder(&fleet)
+        .rule(Rule::token_bucket(1_000, SECOND).scoped("tenant"))
+        .rule(Rule::fixed_window(1, MINUTE).named("hourly").scoped("tenant"))
+        .revision(2)
+        .build(fleet.store.clone())
+        .unwrap();
+    drop(new.acquire(of("acme")).await.unwrap());
+    let waits = begun(&old, of("acme").timeout(HOUR)).await;
+    let (other, took) = fleet.timed(old.acquire(of("umbrella"))).await;
+    drop(other.unwrap());
+    assert_eq!(took, Duration::ZERO);
+    let start = fleet.now();
+    drop(granted(waits).await);
+    let took = fleet.now().since(start);
+    assert!(took >= SECOND * 50 && took <= MINUTE + SECOND, "{took:?}");
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn as_10_closing_a_valve_ends_its_waits_and_leaves_the_store_open() {
+    let fleet = Fleet::new();
+    let valve = builder(&fleet).concurrency(Concurrency::Global(1)).build(fleet.store.clone()).unwrap();
+    let other = builder(&fleet).concurrency(Concurrency::Global(1)).build(fleet.store.clone()).unwrap();
+    let permit = try_one(&valve).await.unwrap();
+    let waits = begun(&valve, Job::new()).await;
+    valve.close().await;
+    valve.close().await;
+    assert_eq!(refused(waits).await.code(), "closed");
+    assert_eq!(try_one(&valve).await.map(drop).unwrap_err().code(), "closed");
+    no_room(try_one(&other).await);
+    assert!(permit.is_live());
+    permit.release(Outcome::Success);
+    drop(try_one(&other).await.unwrap());
 }

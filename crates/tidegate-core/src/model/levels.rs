@@ -180,6 +180,14 @@ impl Levels {
         None
     }
 
+    /// Whether nothing is kept that could still deny a job, as far as it was swept.
+    pub(super) fn rest(&self, policy: &Policy, now_ms: u64) -> bool {
+        policy.rules().iter().zip(&self.rules).all(|(rule, lineage)| {
+            lineage.own.as_ref().is_none_or(|level| level.rests_at(rule) <= now_ms)
+                && lineage.generations.iter().all(|generation| generation.levels.is_empty())
+        })
+    }
+
     pub(super) fn shift_back(&mut self, ms: u64) {
         self.spent_out_at = self.spent_out_at.map(|at| at.saturating_sub(ms));
         for lineage in &mut self.rules {

@@ -318,7 +318,8 @@ impl IdModel {
             && !pinned.policy.safe_start()
             && pinned.places.is_empty()
             && pinned.rate_waiters.is_empty();
-        if !plain {
+        // A clock that was set back is reported by the answer in full.
+        if !plain || self.last.since(clock) > BEHIND {
             return None;
         }
         let step = self.begin(clock).ok()?;
@@ -556,13 +557,23 @@ impl IdModel {
         let step = Step { now: self.last, ms: self.last.millis(), stepped_back_ms };
         if let Some(pinned) = self.pinned_mut() {
             pinned.leases.sweep(step.ms, SWEPT_LEASES);
-            let unused = step.ms.saturating_sub(pinned.used_ms) >= crate::time::ceil_millis(PIN_TTL);
-            if unused && pinned.leases.count() == 0 {
-                self.wipe();
-            }
         }
         self.sweep_items(step.ms);
+        if self.is_outlived(step.ms) {
+            self.wipe();
+        }
         Ok(step)
+    }
+
+    /// Whether the pin was without use for so long that it is forgotten. It outlives rate state: a level that is not at
+    /// rest and a pause keep it, however long they take.
+    fn is_outlived(&self, now_ms: u64) -> bool {
+        self.pinned().is_some_and(|pinned| {
+            now_ms.saturating_sub(pinned.used_ms) >= crate::time::ceil_millis(PIN_TTL)
+                && pinned.leases.count() == 0
+                && pinned.levels.rest(&pinned.policy, now_ms)
+                && self.paused_ms(now_ms) == 0
+        })
     }
 
     fn sweep_items(&mut self, now_ms: u64) {
@@ -718,6 +729,7 @@ impl IdModel {
                 limit.set(adaptive, known.value, step.ms);
                 pinned.moved_at = known_at;
                 let now = Limit { value: limit.value(), moved_at: known_at };
+                self.seen += 1;
                 if now.value != before {
                     self.push(Wake::Limit(now));
                 }

@@ -1,6 +1,6 @@
 //! Building an exchange from what waits, and taking in what came of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tidegate_core::{
     Acquire, AcquireRequest, Acquired, Brief, Capability, Denial, Exchange, ExchangeReply, Grant, HandOver,
@@ -412,11 +412,12 @@ impl Driver {
         sent: Moment,
     ) {
         let deadline = sent.plus(state.lease_ttl);
+        let live: HashMap<_, _> = live.iter().copied().collect();
         let mut lost = Vec::new();
         for (key, held) in &mut state.held {
-            match live.iter().find(|(token, _)| *token == held.token) {
-                Some((_, true)) => held.deadline = held.deadline.max(deadline),
-                Some((_, false)) if !held.lost => lost.push(key),
+            match live.get(&held.token) {
+                Some(true) => held.deadline = held.deadline.max(deadline),
+                Some(false) if !held.lost => lost.push(key),
                 _ => {}
             }
         }

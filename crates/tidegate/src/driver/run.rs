@@ -190,14 +190,20 @@ impl Driver {
         }
     }
 
-    /// Ends the waits whose time is up, for as long as an exchange takes.
+    /// Sees to what must not wait for as long as an exchange takes: the ends of waits and of a pause, and what this
+    /// process decides alone.
     async fn keep_time(&self) -> Infallible {
         loop {
             let next = {
                 let mut state = self.lock();
                 let now = self.clock.now();
-                self.expire(&mut state, now);
-                let next = state.next_deadline(now);
+                self.end_pause(&mut state, now);
+                if self.decides_now(&state) {
+                    self.pump(&mut state);
+                } else {
+                    self.expire(&mut state, now);
+                }
+                let next = self.next_here(&state, now, state.local.is_some());
                 self.unlock(state);
                 next
             };
@@ -231,11 +237,15 @@ impl Driver {
     fn next_look(&self, state: &State, now: Moment) -> Option<Moment> {
         let away = state.away.as_ref().map(|away| away.probe_at);
         let serves = state.away.is_none() || state.local.is_some();
-        let here = self.local_limit.is_none_or(|limit| state.permits() < limit);
-        let lines = state.lines.iter().filter(|_| serves && here).filter_map(super::queue::Line::next_due);
         let refresh = state.refresh_at.filter(|_| state.away.is_none());
-        let due = lines.chain(state.next_deadline(now)).chain(state.paused_until).chain(away).chain(refresh);
-        due.min()
+        self.next_here(state, now, serves).into_iter().chain(away).chain(refresh).min()
+    }
+
+    /// When there is something to do for those that wait here, or for a pause.
+    fn next_here(&self, state: &State, now: Moment, serves: bool) -> Option<Moment> {
+        let free = self.local_limit.is_none_or(|limit| state.permits() < limit);
+        let lines = state.lines.iter().filter(|_| serves && free).filter_map(super::queue::Line::next_due);
+        lines.chain(state.next_deadline(now)).chain(state.paused_until).min()
     }
 }
 
