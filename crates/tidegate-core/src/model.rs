@@ -47,7 +47,7 @@ impl Model {
         let mut there = self
             .ids
             .range::<Id, _>((from, Unbounded))
-            .filter(|(_, one)| !one.is_empty())
+            .filter(|(_, one)| one.is_used())
             .map(|(id, _)| id.clone());
         let items = there.by_ref().take(most).collect();
         Ok(Page { items, more: there.next().is_some() })

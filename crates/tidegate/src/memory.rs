@@ -380,7 +380,7 @@ impl Operators for MemoryStore {
             let ids = self.inner.ids.read();
             let mut there = ids
                 .range::<Id, _>((from, Unbounded))
-                .filter(|(_, one)| !one.guarded.lock().model.is_empty())
+                .filter(|(_, one)| one.guarded.lock().model.is_used())
                 .map(|(id, _)| id.clone());
             let items = there.by_ref().take(most).collect();
             let page = Page { items, more: there.next().is_some() };

@@ -392,7 +392,7 @@ impl IdModel {
                 let by_tier = pinned.leases.by_tier().iter().enumerate();
                 snapshot.by_class =
                     by_tier.map(|(tier, held)| (pinned.policy.class(tier).cloned(), *held)).collect();
-                snapshot.waiting = pinned.places.jobs();
+                snapshot.waiting = pinned.places.jobs(step.ms);
                 snapshot.rules = pinned.levels.view(&pinned.policy, step.ms);
             }
             snapshot
@@ -531,6 +531,11 @@ impl IdModel {
         Some(Duration::from_millis(next_ms.saturating_sub(step.ms)))
     }
 
+    /// Whether it has state that operators can look at.
+    pub fn is_used(&self) -> bool {
+        self.life.is_some()
+    }
+
     /// Whether there is nothing to keep.
     pub fn is_empty(&self) -> bool {
         self.life.is_none() && self.answers.is_empty() && self.listening.is_empty()
@@ -568,12 +573,17 @@ impl IdModel {
     /// Whether the pin was without use for so long that it is forgotten. It outlives rate state: a level that is not at
     /// rest and a pause keep it, however long they take.
     fn is_outlived(&self, now_ms: u64) -> bool {
-        self.pinned().is_some_and(|pinned| {
-            now_ms.saturating_sub(pinned.used_ms) >= crate::time::ceil_millis(PIN_TTL)
-                && pinned.leases.count() == 0
-                && pinned.levels.rest(&pinned.policy, now_ms)
-                && self.paused_ms(now_ms) == 0
-        })
+        let Some(life) = &self.life else { return false };
+        let long_ago = |at_ms: u64| now_ms.saturating_sub(at_ms) >= crate::time::ceil_millis(PIN_TTL);
+        let unused = match &life.pinned {
+            None => long_ago(life.born_ms),
+            Some(pinned) => {
+                long_ago(pinned.used_ms)
+                    && pinned.leases.count() == 0
+                    && pinned.levels.rest(&pinned.policy, now_ms)
+            }
+        };
+        unused && self.paused_ms(now_ms) == 0
     }
 
     fn sweep_items(&mut self, now_ms: u64) {
@@ -672,7 +682,7 @@ impl IdModel {
         number: u64,
         answer: Result<Reply<ExchangeReply>, StoreError>,
     ) {
-        let ttl_ms = member.policy.lease_ttl_ms().max(ANSWER_KEPT_MS);
+        let ttl_ms = self.pinned().map_or(0, |pinned| pinned.policy.lease_ttl_ms()).max(ANSWER_KEPT_MS);
         let until_ms = step.ms.saturating_add(ttl_ms);
         if self.answers.insert(member.driver, Kept { number, until_ms, answer }).is_none() {
             self.due.put(until_ms, Item::Answer(member.driver));

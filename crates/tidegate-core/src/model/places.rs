@@ -37,8 +37,9 @@ impl Places {
     }
 
     /// How many jobs wait in all.
-    pub(super) fn jobs(&self) -> u32 {
-        self.by_age.values().fold(0, |sum: u32, place| sum.saturating_add(place.jobs))
+    pub(super) fn jobs(&self, now_ms: u64) -> u32 {
+        let waiting = self.by_age.values().filter(|place| place.lapses_ms > now_ms);
+        waiting.fold(0, |sum: u32, place| sum.saturating_add(place.jobs))
     }
 
     /// Takes a driver's place, or keeps it, with so many jobs and no offer outstanding.
