@@ -49,6 +49,10 @@ impl Moment {
     }
 }
 
+/// The last moment that a clock is taken to show, 285 years after its zero. One that is further on stands still here, so
+/// that deadlines and fences always have room above it.
+pub const LAST: Moment = Moment(EXACT - 1);
+
 /// Whole milliseconds of a duration, rounded up, so that a wait is never cut short; saturates.
 pub fn ceil_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)

@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_limit_is_written_down_when_it_is_another() {
         let mut book = Book::default();
-        [5, 5, 6, 6, 3].map(|limit| book.head(&head(limit)));
+        [5, 5, 6, 6, 3].into_iter().for_each(|limit| book.head(&head(limit)));
         let limits: Vec<u32> = book.limits.iter().map(|(_, limit)| *limit).collect();
         assert_eq!(limits, [5, 6, 3]);
     }

@@ -12,13 +12,14 @@
 //! use tidegate_sim::Simulation;
 //!
 //! let report = Simulation::builder(12)
-//!     .workers(30)
+//!     .workers(20)
+//!     .service(Duration::from_millis(200)..=Duration::from_millis(400))
 //!     .duration(Duration::from_secs(300))
 //!     .growth(Growth::Probe)
 //!     .build()?
 //!     .run()?;
 //!
-//! assert!(report.goodput_ratio > 0.85);
+//! assert!(report.goodput_ratio > 0.8);
 //! assert_eq!(report.over_admission, 0);
 //! assert_eq!(report.leases_left, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,5 +1,8 @@
 //! What the controllers do with the limit of a whole fleet, seen over minutes.
 
+// Helpers of tests are in no test by the lint's count.
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use tidegate::{Aimd, Growth};

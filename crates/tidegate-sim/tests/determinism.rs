@@ -1,5 +1,8 @@
 //! The same simulation gives the same report to the last bit, whatever else its thread has done; another seed another.
 
+// Helpers of tests are in no test by the lint's count.
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use tidegate::{Aimd, Growth};

@@ -1,5 +1,8 @@
 //! What holds in every run: the bound, every lease back, the same for all workers, and figures that add up.
 
+// Helpers of tests are in no test by the lint's count.
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -42,7 +45,7 @@ fn as_4_live_leases_never_exceed_the_limit_at_a_grant_and_as_7_all_are_back_at_t
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
-    for _ in 0..12 {
+    for _ in 0..8 {
         let run = any(&mut rng);
         let shown = format!("seed {seed}: {run:?}");
         let report = done(run);

@@ -1,5 +1,8 @@
 //! Every option is checked before anything runs, and a refusal names the option, the value and what is allowed.
 
+// Helpers of tests are in no test by the lint's count.
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use tidegate::{Aimd, Invalid};

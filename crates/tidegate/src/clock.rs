@@ -4,7 +4,10 @@
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use tidegate_core::{SyncPath, time::Moment};
+use tidegate_core::{
+    SyncPath,
+    time::{LAST, Moment},
+};
 
 use crate::background;
 
@@ -94,6 +97,27 @@ fn since_boot() -> u64 {
     seconds * 1_000_000 + micros
 }
 
+/// A clock that comes from outside: it never shows more than the last moment there is.
+pub(crate) struct Bounded<C>(pub(crate) C);
+
+impl<C: Clock> Clock for Bounded<C> {
+    fn now(&self) -> Moment {
+        self.0.now().min(LAST)
+    }
+
+    fn sleep_until(&self, at: Moment) -> Sleep {
+        self.0.sleep_until(at)
+    }
+
+    fn pace(&self) -> Pace {
+        self.0.pace()
+    }
+
+    fn spawn(&self, task: Task) -> Result<(), Task> {
+        self.0.spawn(task)
+    }
+}
+
 /// The clock of a store in this process, so that one look serves both.
 pub(crate) struct StoreClock {
     sync: Arc<dyn SyncPath>,
@@ -107,7 +131,7 @@ impl StoreClock {
 
 impl Clock for StoreClock {
     fn now(&self) -> Moment {
-        self.sync.now()
+        self.sync.now().min(LAST)
     }
 
     fn sleep_until(&self, at: Moment) -> Sleep {

@@ -253,7 +253,7 @@ macro_rules! common_setters {
         /// The clock that waits and deadlines of this process are counted on: the machine's unless told, or the
         /// store's own where it is in this process.
         pub fn clock(mut self, clock: impl $crate::clock::Clock) -> Self {
-            self.options.clock = Some(std::sync::Arc::new(clock));
+            self.options.clock = Some(std::sync::Arc::new($crate::clock::Bounded(clock)));
             self
         }
     };

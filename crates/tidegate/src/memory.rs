@@ -18,7 +18,7 @@ use tidegate_core::{
     Store, StoreError, Subscription, SyncPath, Token, Wake, store, time::Moment,
 };
 
-use crate::clock::{Clock, Pace, SystemClock};
+use crate::clock::{Bounded, Clock, Pace, SystemClock};
 
 /// Keeps everything in this process. A cheap clone of one thing.
 ///
@@ -74,7 +74,7 @@ impl MemoryStore {
 
     /// A store that holds nothing, on a clock of its own.
     pub fn with_clock(clock: impl Clock) -> Self {
-        let inner = Inner { clock: Arc::new(clock), ids: RwLock::default(), sweeper: Mutex::default() };
+        let inner = Inner { clock: Arc::new(Bounded(clock)), ids: RwLock::default(), sweeper: Mutex::default() };
         Self { inner: Arc::new(inner) }
     }
 

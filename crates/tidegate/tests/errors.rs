@@ -339,6 +339,46 @@ async fn un_5_a_scoped_job_behind_its_own_tenant_says_what_holds_it_up() {
     valve.try_acquire(job("b")).await.unwrap().release(Outcome::Success);
 }
 
+/// A try that comes while others are asked for ends with the answer to them, and not when it is their turn again.
+#[tokio::test(start_paused = true)]
+async fn un_5_a_try_behind_an_exchange_under_way_says_what_came_of_it() {
+    for scoped in [false, true] {
+        let fleet = Fleet::new();
+        let rule = Rule::fixed_window(1, MINUTE);
+        let rule = if scoped { rule.scoped("tenant") } else { rule };
+        let job = || if scoped { Job::new().scope("tenant", "a") } else { Job::new() };
+        let valve = valve(&fleet).rule(rule).build(Remote::new(&fleet, Wire::Takes(ms(5)))).unwrap();
+        valve.acquire(job()).await.unwrap().release(Outcome::Success);
+        let head = tokio::spawn({
+            let (valve, job) = (valve.clone(), job());
+            async move { valve.acquire(job).await }
+        });
+        settled().await;
+        let (tried, took) = fleet.timed(valve.try_acquire(job())).await;
+        assert_eq!(timed_out(tried).last, LastCause::Rate);
+        assert!(took <= ms(20), "{took:?}");
+        head.abort();
+    }
+}
+
+/// More tries at once than one exchange takes are no denials.
+#[tokio::test(start_paused = true)]
+async fn un_5_a_crowd_of_tries_has_all_the_room_there_is() {
+    let fleet = Fleet::new();
+    let semaphore = fleet.builder(900).build(Remote::new(&fleet, Wire::Takes(ms(1)))).unwrap();
+    let tries: Vec<_> = (0..1_000)
+        .map(|_| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move { semaphore.try_acquire().await })
+        })
+        .collect();
+    let mut leases = Vec::new();
+    for tried in tries {
+        leases.extend(tried.await.unwrap());
+    }
+    assert_eq!(leases.len(), 900);
+}
+
 #[tokio::test(start_paused = true)]
 async fn bi_5_unavailable_says_in_which_way() {
     for (mode, expected) in [(Mode::Down, Cause::Disconnected), (Mode::Hangs, Cause::NoAnswer)] {

@@ -835,7 +835,7 @@ async fn ob_2_a_change_of_mode_is_one_event_whether_errors_are_listened_to_or_no
             );
             assert_eq!(journal.texts(), [went], "listens: {listens}");
             remote.set(Mode::Up);
-            until_time(|| semaphore.refresh_is_over(&journal)).await;
+            until_time(|| !journal.0.lock().unwrap().events.is_empty()).await;
             let back = journal.texts();
             assert_eq!(back.len(), 1, "{back:?}");
             assert!(
@@ -845,17 +845,6 @@ async fn ob_2_a_change_of_mode_is_one_event_whether_errors_are_listened_to_or_no
             let codes = if listens { vec!["unavailable", "available"] } else { vec![] };
             assert_eq!(troubles.codes(), codes);
         }
-    }
-}
-
-/// Whether something was written meanwhile.
-trait Over {
-    fn refresh_is_over(&self, journal: &Journal) -> bool;
-}
-
-impl Over for AdaptiveSemaphore {
-    fn refresh_is_over(&self, journal: &Journal) -> bool {
-        !journal.0.lock().unwrap().events.is_empty()
     }
 }
 

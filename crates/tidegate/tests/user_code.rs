@@ -57,7 +57,8 @@ impl WayBack {
     /// Does all that can be done without waiting.
     fn visit(&self) {
         let Some(semaphore) = self.semaphore.get() else { return };
-        if self.inside.swap(true, Ordering::SeqCst) {
+        // What it does is told to recorders too, and would be without end.
+        if self.visits() > 30 || self.inside.swap(true, Ordering::SeqCst) {
             return;
         }
         self.visits.fetch_add(1, Ordering::SeqCst);

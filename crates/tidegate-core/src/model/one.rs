@@ -19,7 +19,7 @@ use crate::{
         ScopedJob, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake,
         request::{MOST_ACTUAL, at_most, pause_millis},
     },
-    time::Moment,
+    time::{LAST, Moment},
 };
 
 use super::{
@@ -38,8 +38,6 @@ pub const LAYOUT: u32 = 1;
 /// Spec: ST-5.
 pub const PIN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// A clock that is further on stands here, so that fences never run out.
-const LAST: Moment = Moment::from_micros(crate::time::EXACT - 1);
 /// The clock may be this far behind the last moment seen before stored moments move back with it.
 const BEHIND: Duration = Duration::from_secs(1);
 /// Ended leases that one step sweeps at most.

@@ -3,9 +3,9 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Acquired, Brief, Capability, Denial, Exchange, ExchangeReply, Grant, HandOver,
-    Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore, ScopedJob,
-    ScopedRequest, Sequence, Settlement, StoreError,
+    Acquire, AcquireRequest, Acquired, Brief, Capability, Costs, Denial, Exchange, ExchangeReply, Grant,
+    HandOver, Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore,
+    ScopedJob, ScopedRequest, Sequence, Settlement, StoreError,
     store::MOST_TOKENS,
     time::{Moment, ceil_millis},
 };
@@ -144,8 +144,9 @@ impl Driver {
                 let jobs = jobs.map(|job| fitted(job, policy)).collect();
                 Acquire::Scoped(ScopedRequest { class, jobs, line })
             } else {
-                let jobs = jobs.map(|job| Job { costs: fitted(job, policy).costs }).collect();
-                Acquire::Prefix(AcquireRequest { class, jobs, line })
+                let mut asks_for = Vec::with_capacity(asked.len());
+                asks_for.extend(jobs.map(|job| Job { costs: fitted_costs(&job.costs, policy) }));
+                Acquire::Prefix(AcquireRequest { class, jobs: asks_for, line })
             }
         });
         for (job, (until, cause)) in denied {
@@ -904,10 +905,15 @@ fn line_state(line: &Line, trying: usize, waiters: &slab::Slab<super::Waiter>, n
 
 /// A job with only what a policy knows of: the local one may have fewer rules.
 fn fitted(job: &ScopedJob, policy: &Policy) -> ScopedJob {
-    let mut job = job.clone();
-    job.costs.named.retain(|(name, _)| policy.rules().iter().any(|rule| rule.name() == Some(name)));
-    job.scopes.retain(|(scope, _)| policy.rules().iter().any(|rule| rule.scope() == Some(scope)));
-    job
+    let known = |scope| policy.rules().iter().any(|rule| rule.scope() == Some(scope));
+    let scopes = job.scopes.iter().filter(|(scope, _)| known(scope)).cloned().collect();
+    ScopedJob { costs: fitted_costs(&job.costs, policy), scopes }
+}
+
+fn fitted_costs(costs: &Costs, policy: &Policy) -> Costs {
+    let known = |name| policy.rules().iter().any(|rule| rule.name() == Some(name));
+    let named = costs.named.iter().filter(|(name, _)| known(name)).cloned().collect();
+    Costs { each: costs.each, named }
 }
 
 /// Workers resume spread over at most a tenth of the pause, and at most a second.
