@@ -5,7 +5,10 @@
 //! Spec: OB-1.
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -86,6 +89,40 @@ pub trait Recorder: Send + Sync {
     fn exchanged(&self, _took: Duration) {}
     /// An exchange with the store failed.
     fn store_error(&self) {}
+}
+
+impl<R: Recorder + ?Sized> Recorder for Arc<R> {
+    fn acquired(&self, class: Option<&str>, result: AcquireResult, waited: Duration) {
+        (**self).acquired(class, result, waited);
+    }
+
+    fn released(&self, class: Option<&str>, outcome: Outcome, held: Duration) {
+        (**self).released(class, outcome, held);
+    }
+
+    fn denied(&self, cause: LastCause) {
+        (**self).denied(cause);
+    }
+
+    fn paused(&self) {
+        (**self).paused();
+    }
+
+    fn limit(&self, limit: u32, direction: Direction) {
+        (**self).limit(limit, direction);
+    }
+
+    fn load(&self, class: Option<&str>, in_flight: u32, queued: u32) {
+        (**self).load(class, in_flight, queued);
+    }
+
+    fn exchanged(&self, took: Duration) {
+        (**self).exchanged(took);
+    }
+
+    fn store_error(&self) {
+        (**self).store_error();
+    }
 }
 
 /// The `metrics` facade, with a prefix and constant labels of one's own.

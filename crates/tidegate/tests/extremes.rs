@@ -297,9 +297,12 @@ async fn try_for_a_while<F: Future>(future: F) -> Option<F::Output> {
     None
 }
 
+/// An acquire that is under way.
+type Waiting = Pin<Box<dyn Future<Output = Result<Permit, AcquireError>>>>;
+
 async fn hammer(valve: &Valve, clocks: &[SetClock], dice: &mut Dice) {
     let mut permits: Vec<Permit> = Vec::new();
-    let mut waiting: Vec<Pin<Box<dyn Future<Output = Result<Permit, AcquireError>>>>> = Vec::new();
+    let mut waiting: Vec<Waiting> = Vec::new();
     for _ in 0..40 {
         match dice.below(12) {
             0..=3 => {
@@ -309,8 +312,7 @@ async fn hammer(valve: &Valve, clocks: &[SetClock], dice: &mut Dice) {
             }
             4 => {
                 let (valve, job) = (valve.clone(), any_job(dice));
-                let mut waits: Pin<Box<dyn Future<Output = _>>> =
-                    Box::pin(async move { valve.acquire(job).await });
+                let mut waits: Waiting = Box::pin(async move { valve.acquire(job).await });
                 match poll_once(Pin::new(&mut waits)) {
                     Poll::Ready(answer) => permits.extend(answer),
                     Poll::Pending => waiting.push(waits),

@@ -663,14 +663,14 @@ impl Recorder for Diary {
 #[tokio::test(start_paused = true)]
 async fn ob_1_several_recorders_are_told_the_same_and_one_may_take_nothing() {
     let (fleet, exporter) = (Fleet::new(), Exporter::default());
-    let (diary, copy) = (Diary::default(), Diary::default());
+    let (diary, copy) = (Diary::default(), Arc::new(Diary::default()));
     let builder = fleet
         .builder(1)
         .max_limit(1)
         .recorder(Nothing)
         .recorder(diary.clone())
         .metrics(Metrics::new())
-        .recorder(copy.clone());
+        .recorder(Arc::clone(&copy));
     let semaphore = exporter.with(|| builder.build(fleet.store.clone())).unwrap();
     let lease = semaphore.try_acquire().await.unwrap();
     assert!(semaphore.try_acquire().await.is_err());
