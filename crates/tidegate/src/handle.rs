@@ -2,7 +2,9 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use tidegate_core::{Bound, Capability, DriverId, Id, Invalid, Member, OnSuperseded, Owner, Policy, Store, time};
+use tidegate_core::{
+    Bound, Capability, DriverId, Id, Invalid, Member, OnSuperseded, Owner, Policy, Store, time,
+};
 
 use crate::{
     BuildError, Metrics, Trouble,

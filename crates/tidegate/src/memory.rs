@@ -74,7 +74,8 @@ impl MemoryStore {
 
     /// A store that holds nothing, on a clock of its own.
     pub fn with_clock(clock: impl Clock) -> Self {
-        let inner = Inner { clock: Arc::new(Bounded(clock)), ids: RwLock::default(), sweeper: Mutex::default() };
+        let inner =
+            Inner { clock: Arc::new(Bounded(clock)), ids: RwLock::default(), sweeper: Mutex::default() };
         Self { inner: Arc::new(inner) }
     }
 

@@ -48,6 +48,8 @@ impl Dice {
     fn new() -> Self {
         let given = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = given.unwrap_or_else(|| fastrand::u64(..));
+        // At once, for one that does not end. It is shown where the test fails.
+        eprintln!("seed: TIDEGATE_SEED={seed}");
         Self { rng: fastrand::Rng::with_seed(seed), seed }
     }
 
@@ -138,14 +140,6 @@ impl Dice {
 
     fn moment(&mut self) -> Moment {
         Moment::from_micros(self.u64())
-    }
-}
-
-impl Drop for Dice {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("seed: TIDEGATE_SEED={}", self.seed);
-        }
     }
 }
 

@@ -747,7 +747,8 @@ impl tracing::Subscriber for Journal {
         let mut text = Text::default();
         event.record(&mut text);
         let mut written = self.0.lock().unwrap();
-        let within = written.open.iter().map(|id| written.spans[*id as usize - 1].clone()).collect();
+        let name = |id: &u64| written.spans[usize::try_from(*id).unwrap() - 1].clone();
+        let within = written.open.iter().map(name).collect();
         written.events.push(Line { level: *event.metadata().level(), text: text.0, within });
     }
 

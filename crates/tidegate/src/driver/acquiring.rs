@@ -13,7 +13,9 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment};
+use tidegate_core::{
+    AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment,
+};
 
 use super::{
     Ask, Driver, Permit,

@@ -160,13 +160,7 @@ impl Driver {
     }
 
     /// Ends those jobs that try once and for which asking is in vain.
-    fn deny_tries(
-        &self,
-        state: &mut State,
-        tier: usize,
-        now: Moment,
-        in_vain: impl Fn(usize) -> bool,
-    ) {
+    fn deny_tries(&self, state: &mut State, tier: usize, now: Moment, in_vain: impl Fn(usize) -> bool) {
         if state.trying[tier] == 0 {
             return;
         }
@@ -634,7 +628,14 @@ impl Driver {
     }
 
     /// When a denied job asks again.
-    pub(super) fn retry_at(&self, state: &State, denial: &Denial, cause: LastCause, others: u32, now: Moment) -> Moment {
+    pub(super) fn retry_at(
+        &self,
+        state: &State,
+        denial: &Denial,
+        cause: LastCause,
+        others: u32,
+        now: Moment,
+    ) -> Moment {
         let hint = Duration::from_millis(denial.hint_ms);
         match cause {
             LastCause::Slots => now.plus(hint.min(between(POLL.0, POLL.1))),
@@ -673,11 +674,7 @@ impl Driver {
             class: self.member.policy.class(waiter.tier).cloned(),
             waited: now.since(waiter.since),
             last,
-            hint: waiter
-                .hint_at
-                .or(until)
-                .map(|at| at.since(now))
-                .filter(|hint| !hint.is_zero()),
+            hint: waiter.hint_at.or(until).map(|at| at.since(now)).filter(|hint| !hint.is_zero()),
             local: waiter.local || state.away.is_some(),
         };
         if never_denied {
@@ -898,7 +895,7 @@ fn line_state(line: &Line, trying: usize, waiters: &slab::Slab<super::Waiter>, n
     let head = line.head().and_then(|key| waiters.get(key));
     let denied_at = head.and_then(|waiter| waiter.denied_at);
     LineState {
-        waiting: u32::try_from(line.len().saturating_sub(trying)).unwrap_or(u32::MAX),
+        waiting: u32::try_from(line.takers().saturating_sub(trying)).unwrap_or(u32::MAX),
         waited_ms: denied_at.map_or(0, |at| ceil_millis(now.since(at))),
     }
 }

@@ -108,11 +108,19 @@ impl Line {
         }
     }
 
-    /// The one that waits longest among those of the highest priority.
+    /// The first of those that would take a slot: who waits for a rate would not.
     pub(super) fn head(&self) -> Option<usize> {
         match self {
             Self::Ordered(ordered) => ordered.head(),
             Self::Scoped(scoped) => scoped.head(),
+        }
+    }
+
+    /// How many would take a slot.
+    pub(super) fn takers(&self) -> usize {
+        match self {
+            Self::Ordered(ordered) => ordered.len(),
+            Self::Scoped(scoped) => scoped.takers(),
         }
     }
 

@@ -60,6 +60,15 @@ impl Parked {
         self.waiting.is_empty() && self.tried.is_empty()
     }
 
+    /// How many wait here, without those that are being tried.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn first(&self) -> Option<Place> {
+        self.waiting.keys().next().copied()
+    }
+
     pub(super) fn is_tried(&self, place: &Place) -> bool {
         self.tried.contains_key(place)
     }

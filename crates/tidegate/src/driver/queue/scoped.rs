@@ -96,7 +96,12 @@ impl Scoped {
     }
 
     pub(super) fn head(&self) -> Option<usize> {
-        self.jobs.keys().next().map(|place| place.2)
+        let waits = self.parked.get(&Obstacle::Slots).and_then(Parked::first);
+        self.ready.first().copied().into_iter().chain(waits).min().map(|place| place.2)
+    }
+
+    pub(super) fn takers(&self) -> usize {
+        self.ready.len() + self.parked.get(&Obstacle::Slots).map_or(0, Parked::waiting)
     }
 
     pub(super) fn waits_for_slots(&self) -> bool {
