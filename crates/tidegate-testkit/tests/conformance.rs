@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_core::{Capabilities, Capability};
 use tidegate_testkit::{
-    Factory, Kit, Subject,
+    Kit, Subject,
     conformance::{Need, Verdict, trials},
     reference::ModelStore,
 };
@@ -18,8 +18,7 @@ fn st_16_the_model_passes_with_all_capabilities() {
     println!("{report}");
     report.assert();
     // Only what needs damaged state, and what is for stores that declare less.
-    let skipped: Vec<_> =
-        report.skipped().filter(|(_, why)| !why.contains("declares")).collect();
+    let skipped: Vec<_> = report.skipped().filter(|(_, why)| !why.contains("declares")).collect();
     assert_eq!(skipped.len(), 1, "{skipped:?}");
 }
 
@@ -96,8 +95,10 @@ fn st_16_a_rule_or_a_part_of_a_name_is_run_alone() {
 
 #[test]
 fn st_16_a_trial_can_be_excepted_with_a_reason() {
-    let report =
-        Kit::new(|| ModelStore::default().subject()).filter("ST-3").except("1 to 512", "not yet").run_blocking();
+    let report = Kit::new(|| ModelStore::default().subject())
+        .filter("ST-3")
+        .except("1 to 512", "not yet")
+        .run_blocking();
     let skipped: Vec<_> = report.skipped().collect();
     assert_eq!(skipped, [("ST-3 takes 1 to 512 jobs", "not yet")]);
     assert!(report.to_string().contains("skipped  ST-3 takes 1 to 512 jobs: not yet"), "{report}");
@@ -133,8 +134,9 @@ async fn st_16_the_kit_runs_in_a_runtime_and_spawns_there() {
 fn st_16_needs_say_what_is_missing() {
     assert_eq!(Need::Has(Capability::Leases).to_string(), "the store does not declare leases");
     assert_eq!(Need::Lacks(Capability::Leases).to_string(), "the store declares leases");
-    let lacking =
-        Kit::new(|| ModelStore::default().declaring(Capabilities::NONE).subject()).filter("ST-9").run_blocking();
+    let lacking = Kit::new(|| ModelStore::default().declaring(Capabilities::NONE).subject())
+        .filter("ST-9")
+        .run_blocking();
     let all_skipped = lacking.results.iter().all(|result| matches!(result.verdict, Verdict::Skipped(_)));
     assert!(all_skipped, "{lacking}");
 }

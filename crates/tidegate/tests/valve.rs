@@ -1660,7 +1660,7 @@ async fn va_11_an_adaptive_bound_moves_with_the_outcomes_of_the_valve() {
     let fleet = Fleet::new();
     let aimd = Aimd::default().window(SECOND).cooldown(SECOND);
     let build = || {
-        let adaptive = Adaptive::new(8).max_limit(20).aimd(aimd.clone()).throttle_rest(Duration::ZERO);
+        let adaptive = Adaptive::new(8).max_limit(20).aimd(aimd).throttle_rest(Duration::ZERO);
         let builder = builder(&fleet).rule(Rule::token_bucket(1_000_000, SECOND));
         builder.concurrency(Concurrency::Adaptive(adaptive)).build(fleet.store.clone()).unwrap()
     };
