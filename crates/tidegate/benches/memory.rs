@@ -2,6 +2,9 @@
 //!
 //! `cargo bench -p tidegate --bench memory`
 
+// A measurement that cannot be made may stop.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
+
 use std::{
     future::Future,
     num::NonZeroU32,
