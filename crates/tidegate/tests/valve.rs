@@ -1427,7 +1427,12 @@ async fn va_10_a_job_whose_hint_is_later_than_its_timeout_is_refused_at_once() {
         let (failed, took) = fleet.timed(patient.acquire(job().timeout(ms(999)))).await;
         no_room(failed);
         assert_eq!(took, ms(999));
-        // One whose hint is within its timeout waits.
+        // One whose hint is not later than its timeout waits.
+        let hint = no_room(valve.try_acquire(job()).await).1.expect("a hint");
+        let just = begun(&valve, job().timeout(hint)).await;
+        assert_eq!(valve.stats().queued, 1);
+        just.abort();
+        until(|| valve.stats().queued == 0).await;
         let waits = begun(&valve, job().timeout(SECOND * 10)).await;
         assert_eq!(valve.stats().queued, 1);
         // Behind it, one that would not be served in time is refused though nobody asks for it.
@@ -1768,6 +1773,60 @@ async fn st_10_a_scope_that_is_missing_unknown_or_there_twice_is_refused() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn st_10_a_request_touches_no_more_than_512_states() {
+    for (rules, most) in [(16, 32), (8, 64), (4, 128), (1, 128)] {
+        let fleet = Fleet::new();
+        let asks = Asks::new(&fleet, Wire::Yields);
+        let rules = (0..rules)
+            .map(|index| Rule::fixed_window(500, MINUTE).named(format!("r{index}")).scoped("tenant"));
+        let valve = rules.fold(builder(&fleet), ValveBuilder::rule).build(asks.clone()).unwrap();
+        let waiting: Vec<Waiting> = (0..400)
+            .map(|index| {
+                let (valve, job) = (valve.clone(), of(&format!("{index}")));
+                tokio::spawn(async move { valve.acquire(job).await })
+            })
+            .collect();
+        for job in waiting {
+            drop(granted(job).await);
+        }
+        let asked = asks.take();
+        assert_eq!(asked.iter().map(|ask| ask.jobs).max(), Some(most), "{asked:?}");
+        assert_eq!(asked.iter().map(|ask| ask.jobs).sum::<usize>(), 400);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_11_a_local_bound_and_rules_for_each_tenant_hold_together() {
+    for remote in [false, true] {
+        let fleet = Fleet::new();
+        let rule = Rule::token_bucket(2, SECOND).scoped("tenant");
+        let builder = builder(&fleet).rule(rule).concurrency(Concurrency::Local(3));
+        let valve = match remote {
+            true => builder.build(Remote::new(&fleet, Wire::Yields)).unwrap(),
+            false => builder.build(fleet.store.clone()).unwrap(),
+        };
+        let mut held = Vec::new();
+        for tenant in ["a", "a", "b"] {
+            held.push(valve.acquire(of(tenant)).await.unwrap());
+        }
+        // No room here, whatever the rates say; and then it is a rate again.
+        assert_eq!(no_room(valve.try_acquire(of("b")).await).0, LastCause::Slots);
+        let waiting = [begun(&valve, of("a")).await, begun(&valve, of("c")).await];
+        assert_eq!(valve.stats().queued, 2);
+        held.pop();
+        let [a, c] = waiting;
+        settled().await;
+        assert!(!a.is_finished() && c.is_finished(), "its tenant has nothing left, which holds up no other");
+        held.push(granted(c).await);
+        let start = fleet.now();
+        held.pop();
+        drop(granted(a).await);
+        assert_eq!(fleet.now().since(start), ms(500));
+        assert_eq!(valve.stats().queued, 0);
+    }
+}
+
 // ---- policies ------------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
@@ -1953,4 +2012,111 @@ async fn as_10_closing_a_valve_ends_its_waits_and_leaves_the_store_open() {
     assert!(permit.is_live());
     permit.release(Outcome::Success);
     drop(try_one(&other).await.unwrap());
+}
+
+// ---- all together --------------------------------------------------------------------------------------------------
+
+/// One job's life, as a process does what it likes with it.
+async fn live(
+    valve: Valve,
+    clock: TokioClock,
+    mut rng: fastrand::Rng,
+    log: Arc<Mutex<Vec<(Moment, usize, u64)>>>,
+) {
+    sleep(ms(rng.u64(0..8_000))).await;
+    let tenant = rng.usize(0..4);
+    let cost = if rng.u8(0..10) == 0 { rng.u64(5..=10) } else { rng.u64(1..=2) };
+    let patience = [Duration::ZERO, ms(rng.u64(1..3_000)), HOUR][rng.usize(0..3)];
+    let job = of(&tenant.to_string()).cost("tokens", cost).priority(rng.i32(0..3)).timeout(patience);
+    let start = clock.now();
+    let acquiring = valve.acquire(job);
+    // Some are dropped while they wait.
+    let cut = if rng.u8(0..4) == 0 { ms(rng.u64(0..2_000)) } else { DAY };
+    let Ok(result) = tokio::time::timeout(cut, acquiring).await else { return };
+    let took = clock.now().since(start);
+    match result {
+        Ok(permit) => {
+            log.lock().unwrap().push((clock.now(), tenant, cost));
+            sleep(ms(rng.u64(0..300))).await;
+            match rng.u8(0..3) {
+                0 => drop(permit),
+                1 => permit.release(Outcome::Success),
+                _ => permit.release(Outcome::Throttled),
+            }
+        }
+        Err(AcquireError::Timeout { timeout, .. }) => {
+            assert_eq!(timeout, patience);
+            assert!(took <= patience + SECOND, "it waited for {took:?} of {patience:?}");
+        }
+        Err(other) => panic!("{other:?}"),
+    }
+    assert!(patience > MINUTE || took <= patience + SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn va_2_whatever_jobs_do_the_rules_hold_and_nobody_is_forgotten() {
+    let first = fastrand::u64(..);
+    println!("seeds from {first}");
+    for seed in (0..12).map(|life| first.wrapping_add(life)) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let fleet = Fleet::new();
+        let build = |index: u64| {
+            let builder = builder(&fleet)
+                .rule(Rule::token_bucket(6, SECOND).burst(10).named("tokens").scoped("tenant"))
+                .rule(Rule::token_bucket(15, SECOND).named("all"))
+                .concurrency(Concurrency::Global(4));
+            match index {
+                0 => builder.build(fleet.store.clone()).unwrap(),
+                1 => builder.build(Remote::new(&fleet, Wire::Short)).unwrap(),
+                _ => builder.build(Remote::new(&fleet, Wire::Yields)).unwrap(),
+            }
+        };
+        let processes: Vec<Valve> = (0..3).map(build).collect();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lives: Vec<_> = (0..250)
+            .map(|_| {
+                let valve = processes[rng.usize(0..3)].clone();
+                tokio::spawn(live(valve, fleet.clock, rng.fork(), Arc::clone(&log)))
+            })
+            .collect();
+        let pauses = {
+            let (valve, mut rng) = (processes[1].clone(), rng.fork());
+            tokio::spawn(async move {
+                for _ in 0..3 {
+                    sleep(ms(rng.u64(500..3_000))).await;
+                    valve.pause(ms(rng.u64(1..1_500))).await.unwrap();
+                    if rng.bool() {
+                        sleep(ms(rng.u64(1..800))).await;
+                        valve.resume().await.unwrap();
+                    }
+                }
+            })
+        };
+        for life in lives {
+            // Nobody has to wait for longer than there are jobs, at the rate of the slowest rule.
+            let life = tokio::time::timeout(MINUTE * 10, life).await;
+            life.unwrap_or_else(|_| panic!("seed {seed}: a job hangs"))
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        }
+        pauses.await.unwrap();
+        for valve in &processes {
+            valve.flush().await;
+            let stats = valve.stats();
+            assert_eq!((stats.queued, stats.in_flight), (0, 0), "seed {seed}");
+        }
+        sleep(SECOND).await;
+        assert_eq!(fleet.held(), 0, "seed {seed}");
+        let log = log.lock().unwrap();
+        for tenant in 0..4 {
+            let spent: Vec<_> = log.iter().filter(|entry| entry.1 == tenant).collect();
+            for (from, first) in spent.iter().enumerate() {
+                let mut sum = 0;
+                for entry in spent.iter().skip(from) {
+                    sum += entry.2;
+                    let span = u64::try_from(entry.0.since(first.0).as_millis()).unwrap();
+                    assert!(sum * 1_000 <= 10_000 + 6 * span, "seed {seed}: {sum} within {span} ms");
+                }
+            }
+        }
+    }
 }

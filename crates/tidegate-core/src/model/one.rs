@@ -1121,11 +1121,13 @@ impl IdModel {
     }
 
     fn offer(&mut self, step: Step, before: u64, most: u32, except: Option<DriverId>) {
+        // What nobody is granted yet is offered to nobody.
+        let holds_back = self.safe_start_left(step.ms) > 0;
         let listening = &self.listening;
         let wakes = &mut self.wakes;
         let Some(life) = &mut self.life else { return };
         let Some(pinned) = &mut life.pinned else { return };
-        if pinned.places.is_empty() || life.paused_until_ms > step.ms {
+        if pinned.places.is_empty() || life.paused_until_ms > step.ms || holds_back {
             return;
         }
         let Some(limit) = pinned.limit_value() else { return };

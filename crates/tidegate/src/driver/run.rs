@@ -27,6 +27,8 @@ pub(super) fn run(driver: Arc<Driver>, guard: Guard) -> Task {
 async fn run_on(driver: Arc<Driver>, guard: Guard) {
     driver.subscribe();
     loop {
+        // Pushes may come as fast as they are taken; the others on this thread have their turn all the same.
+        tokio::task::coop::consume_budget().await;
         driver.pay_owed().await;
         let flight = {
             let now = driver.clock.now();
