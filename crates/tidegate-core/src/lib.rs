@@ -8,6 +8,7 @@
 //! - [`Policy`] is what must be the same in every worker of an id;
 //! - [`rule`], [`limit`] and [`share`] hold the decisions.
 
+pub mod backoff;
 mod fraction;
 mod id;
 mod invalid;

@@ -11,7 +11,6 @@
 
 use std::{
     error::Error,
-    fmt::Write as _,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -20,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate::{Aimd, Growth};
+use tidegate::{Aimd, Growth, Invalid};
 use tidegate_sim::{Report, Simulation, SimulationBuilder};
 
 /// The ceiling, and what it drops to.
@@ -72,15 +71,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let begun = Instant::now();
-    let (controllers, runs) = controllers(&scale)?;
-    println!("{controllers}");
-    println!("{}", rises(&scale)?);
-    let minutes = scale.hour.as_secs() / 60;
-    eprintln!(
-        "{} runs of {minutes} virtual minutes, then the rises, in {:.0} s",
-        runs,
-        begun.elapsed().as_secs_f64()
-    );
+    controllers(&scale)?;
+    rises(&scale)?;
+    eprintln!("{:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -89,67 +82,66 @@ fn fleet(growth: Growth, seed: u64, hour: Duration) -> SimulationBuilder {
     Simulation::builder(CEILING.0).workers(200).processes(4).growth(growth).seed(seed).duration(hour)
 }
 
-/// The table of goodput and of changes.
-fn controllers(scale: &Scale) -> Result<(String, usize), Box<dyn Error>> {
-    let mut runs = Vec::new();
+/// The table of goodput and of changes; what is known of a provider is printed as soon as it is.
+fn controllers(scale: &Scale) -> Result<(), Box<dyn Error>> {
+    println!(
+        "| provider | growth | goodput | calls throttled | 90 % after | drop followed after | throttled in the drop \
+         | rise followed after | goodput after the rise |\n|---|---|---|---|---|---|---|---|---|"
+    );
+    let seeds = usize::try_from(scale.seeds)?;
     for provider in &PROVIDERS {
-        for (_, growth) in GROWTHS {
-            for changes in [false, true] {
-                for seed in 0..scale.seeds {
-                    let run = fleet(growth, seed, scale.hour)
-                        .release_delay(provider.release_delay)
-                        .unrelated_throttles(provider.unrelated_throttles)
-                        .aimd(Aimd::new().tolerance(provider.tolerance));
-                    runs.push(
-                        if changes { dropped(run, scale.hour, scale.hour * 2 / 3) } else { run }.build()?,
-                    );
-                }
+        let reports = run_all(&runs_against(provider, scale)?)?;
+        for ((growth, _), reports) in GROWTHS.iter().zip(reports.chunks(2 * seeds)) {
+            let (constant, changed) = reports.split_at(seeds);
+            println!(
+                "| {} | {growth} | {} | {} | {} | {} | {} | {} | {} |",
+                provider.name,
+                spread(constant, |report| Some(report.goodput_ratio * 100.0), 1, " %"),
+                spread(constant, |report| Some(report.throttled_ratio * 100.0), 3, " %"),
+                spread(constant, |report| seconds(report.reached_after), 0, " s"),
+                spread(changed, |report| seconds(report.changes.first()?.followed_after), 1, " s"),
+                spread(changed, throttled_in_the_drop, 3, " %"),
+                spread(changed, |report| seconds(report.changes.last()?.followed_after), 0, " s"),
+                spread(changed, |report| Some(report.changes.last()?.goodput_ratio * 100.0), 1, " %"),
+            );
+        }
+    }
+    println!();
+    Ok(())
+}
+
+/// For each growth, every seed under a constant ceiling, and then under one that changes.
+fn runs_against(provider: &Provider, scale: &Scale) -> Result<Vec<Simulation>, Invalid> {
+    let mut runs = Vec::new();
+    for (_, growth) in GROWTHS {
+        for changes in [false, true] {
+            for seed in 0..scale.seeds {
+                let run = fleet(growth, seed, scale.hour)
+                    .release_delay(provider.release_delay)
+                    .unrelated_throttles(provider.unrelated_throttles)
+                    .aimd(Aimd::new().tolerance(provider.tolerance));
+                runs.push(if changes { dropped(run, scale.hour, scale.hour * 2 / 3) } else { run }.build()?);
             }
         }
     }
-    let reports = run_all(&runs)?;
-    let mut table = String::from(
-        "| provider | growth | goodput | calls throttled | 90 % after | drop followed after | throttled in the drop \
-         | rise followed after | goodput after the rise |\n|---|---|---|---|---|---|---|---|---|\n",
-    );
-    let seeds = usize::try_from(scale.seeds)?;
-    let rows = PROVIDERS.iter().flat_map(|provider| GROWTHS.map(|(growth, _)| (provider.name, growth)));
-    for ((provider, growth), reports) in rows.zip(reports.chunks(2 * seeds)) {
-        let (constant, changed) = reports.split_at(seeds);
-        writeln!(
-            table,
-            "| {provider} | {growth} | {} | {} | {} | {} | {} | {} | {} |",
-            spread(constant, |report| Some(report.goodput_ratio * 100.0), 1, " %"),
-            spread(constant, |report| Some(report.throttled_ratio * 100.0), 3, " %"),
-            spread(constant, |report| seconds(report.reached_after), 0, " s"),
-            spread(changed, |report| seconds(report.changes.first()?.followed_after), 1, " s"),
-            spread(changed, throttled_in_the_drop, 3, " %"),
-            spread(changed, |report| seconds(report.changes.last()?.followed_after), 0, " s"),
-            spread(changed, |report| Some(report.changes.last()?.goodput_ratio * 100.0), 1, " %"),
-        )?;
-    }
-    Ok((table, runs.len()))
+    Ok(runs)
 }
 
-/// How long a rise takes to be followed, whenever it comes.
-fn rises(scale: &Scale) -> Result<String, Box<dyn Error>> {
-    let mut runs = Vec::new();
-    for (_, growth) in GROWTHS {
-        for step in 0..scale.rises {
-            // Over more than one hold of `probe`, which is 24 windows of 5 s and the way back to it.
-            let rise = scale.hour * 2 / 3 + Duration::from_secs(150) * step / scale.rises;
-            runs.push(dropped(fleet(growth, step.into(), scale.hour), scale.hour, rise).build()?);
-        }
+/// The table of how long a rise takes to be followed, whenever it comes.
+fn rises(scale: &Scale) -> Result<(), Box<dyn Error>> {
+    println!("| growth | a rise from 12 to 40, at moments spread over 150 s, is followed after |\n|---|---|");
+    for (name, growth) in GROWTHS {
+        // Over more than one rest of `probe`, which is 24 windows of 5 s and the way back to it.
+        let moment = |step| scale.hour * 2 / 3 + Duration::from_secs(150) * step / scale.rises;
+        let runs = (0..scale.rises)
+            .map(|step| dropped(fleet(growth, step.into(), scale.hour), scale.hour, moment(step)).build());
+        let reports = run_all(&runs.collect::<Result<Vec<_>, _>>()?)?;
+        println!(
+            "| {name} | {} |",
+            spread(&reports, |report| seconds(report.changes.last()?.followed_after), 0, " s")
+        );
     }
-    let reports = run_all(&runs)?;
-    let mut table = String::from(
-        "| growth | a rise from 12 to 40, at moments spread over 150 s, is followed after |\n|---|---|\n",
-    );
-    for ((growth, _), reports) in GROWTHS.iter().zip(reports.chunks(usize::try_from(scale.rises)?)) {
-        let followed = spread(reports, |report| seconds(report.changes.last()?.followed_after), 0, " s");
-        writeln!(table, "| {growth} | {followed} |")?;
-    }
-    Ok(table)
+    Ok(())
 }
 
 /// The ceiling drops after a third of the hour, and rises again.

@@ -6,6 +6,7 @@ use tidegate_core::{
     Acquire, AcquireRequest, Acquired, Brief, Capability, Costs, Denial, Exchange, ExchangeReply, Grant,
     HandOver, Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore,
     ScopedJob, ScopedRequest, Sequence, Settlement, StoreError,
+    backoff::Doubling,
     store::MOST_TOKENS,
     time::{Moment, ceil_millis},
 };
@@ -39,7 +40,7 @@ pub(super) struct Grounds {
 /// A job that waits for a slot asks again after this long at the latest, and not before the shorter.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 /// The first probe of a store that is away, and the longest wait between two.
-const PROBE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+const PROBE: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(2));
 /// How many jobs are asked for at once where the next exchange follows on the spot.
 const FEW_JOBS: usize = 8;
 /// The longest that is added to a hint so that processes do not all come back at once.
@@ -749,8 +750,8 @@ impl Driver {
 
     /// The store is away: whoever waits is refused, or served by this process alone.
     pub(super) fn went_away(&self, state: &mut State, error: StoreError, now: Moment) {
-        let backoff = state.away.as_ref().map_or(PROBE.0, |away| away.backoff.saturating_mul(2).min(PROBE.1));
-        let probe_at = now.plus(between(backoff / 2, backoff));
+        let probes = state.away.as_ref().map_or(0, |away| away.probes.saturating_add(1));
+        let probe_at = now.plus(PROBE.spread(probes, fastrand::u32(..)));
         let since = match &state.away {
             Some(away) => away.since,
             None => {
@@ -773,7 +774,7 @@ impl Driver {
                 state.resolve(key, Err(AcquireError::from_store(&self.member.id, error.clone())));
             }
         }
-        state.away = Some(Away { since, probe_at, backoff, error });
+        state.away = Some(Away { since, probe_at, probes, error });
         // It probes.
         self.ensure_running(state);
     }

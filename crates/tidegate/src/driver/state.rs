@@ -133,7 +133,8 @@ pub(super) struct Held {
 pub(super) struct Away {
     pub(super) since: Moment,
     pub(super) probe_at: Moment,
-    pub(super) backoff: Duration,
+    /// How many probes were in vain since.
+    pub(super) probes: u64,
     pub(super) error: tidegate_core::StoreError,
 }
 

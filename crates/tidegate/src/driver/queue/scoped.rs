@@ -143,7 +143,8 @@ impl Scoped {
         let by_states = MOST_STATES / policy.rules().len().max(1);
         let most = most.min(MOST_SCOPED_JOBS).min(by_states.max(1));
         let (mut jobs, mut denied) = (Vec::new(), BTreeMap::new());
-        // Each turn parks someone, or is the last.
+        // Each turn parks someone, or is the last. The count is never met: it guards the lock that this runs under.
+        let mut turns = 2 * self.jobs.len();
         loop {
             self.look_at_timers(now);
             let mut held = Vec::new();
@@ -162,7 +163,9 @@ impl Scoped {
                 denied.insert(place.2, (meets.until, meets.obstacle.cause()));
                 self.park(place, meets, now);
             }
-            if !nobody_goes {
+            turns = turns.saturating_sub(1);
+            if !nobody_goes || turns == 0 {
+                debug_assert!(!nobody_goes, "jobs go from obstacle to obstacle");
                 // Some only had to wait for their turn, and it has come.
                 denied.retain(|key, _| !jobs.contains(key));
                 return Asked { jobs, denied: denied.into_iter().collect() };
