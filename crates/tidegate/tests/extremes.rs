@@ -800,6 +800,25 @@ fn bi_2_a_fence_from_outside_never_uses_up_those_to_come() {
 }
 
 #[test]
+fn bi_2_a_tier_that_the_policy_has_not_is_not_decided_in_brief() {
+    let mut model = IdModel::default();
+    let policy = Policy::draft().bound(Bound::Fixed(9)).class(Class::unreserved("a")).check().unwrap();
+    let (driver, owner, policy) = (DriverId(1), Owner::new("hostile").unwrap(), Arc::new(policy));
+    let member =
+        Member { id: id(), driver, owner, policy, on_superseded: OnSuperseded::Adopt, initial_limit: 1 };
+    let now = Moment::from_millis(5);
+    let request =
+        contract::AcquireRequest { class: None, jobs: vec![contract::Job::default()], line: Line::default() };
+    model.acquire(now, &member, &request).unwrap();
+    for tier in [2, 3, usize::MAX] {
+        assert_eq!(model.acquire_one(now, &member, tier, 0), None);
+    }
+    for tier in [0, 1] {
+        assert!(model.acquire_one(now, &member, tier, 0).is_some());
+    }
+}
+
+#[test]
 fn bi_2_requests_of_any_size_are_answered_soon() {
     let store = MemoryStore::new();
     let policy = Policy::draft().bound(Bound::Fixed(5)).check().unwrap();
