@@ -119,6 +119,9 @@ pub trait Store: Send + Sync + 'static {
     /// Carries out all that a driver has for an id in one go: restore, releases, settlements, observations, renewals,
     /// hand-overs, then at most one acquire per class, which the slots freed by it serve first.
     ///
+    /// An exchange that has nothing to do is a look: it asks the store all the same, so that its answer shows whether the
+    /// store is there.
+    ///
     /// The default does them one by one. A store that declares [`Capability::Exchange`] does them in one step, carries
     /// out each sequence number once and answers a repeat with the same answer.
     ///

@@ -24,7 +24,9 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
     AcquireRequest, Costs, Head, Job, Line as LineState, Listener, Member, Name, Policy, Reply, ScopedJob,
-    Store, StoreError, Wake, store::PauseReply, time::Moment,
+    Store, StoreError, Wake,
+    store::PauseReply,
+    time::{Moment, ceil_millis},
 };
 use tokio::sync::{Notify, broadcast};
 
@@ -38,12 +40,14 @@ use crate::{
 
 mod acquiring;
 mod apply;
+mod away;
 mod local;
 mod notice;
 mod outbox;
 mod permit;
 mod queue;
 mod renew;
+mod restore;
 mod run;
 mod state;
 mod task;
@@ -52,6 +56,7 @@ pub(crate) use acquiring::Acquiring;
 pub(crate) use local::Fallback;
 pub(crate) use permit::Permit;
 
+use local::Standing;
 use state::{State, Waiter};
 
 /// What a driver is built from.
@@ -234,14 +239,24 @@ impl Driver {
 
     /// Looks at the store once, and takes over what it says.
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
-        let exchange = tidegate_core::Exchange::default();
         let sent = self.clock.now();
+        let mut exchange = tidegate_core::Exchange::default();
+        // Who names no queue gives up its place.
+        self.queues(&self.lock(), &mut exchange, sent);
         let answer = self.link.exchange(&self.member, &exchange).await;
+        let now = self.clock.now();
         let mut state = self.lock();
-        if answer.is_err() {
-            self.note_store_error(&mut state);
-        }
-        let answer = answer.map(|reply| self.take_head(&mut state, &reply.head, sent, self.clock.now()));
+        let answer = match answer {
+            Ok(reply) => {
+                self.answers_again(&mut state, now);
+                self.take_head(&mut state, &reply.head, sent, now);
+                Ok(())
+            }
+            Err(failed) => {
+                self.note_store_error(&mut state);
+                Err(failed.error)
+            }
+        };
         self.ensure_running(&mut state);
         self.unlock(state);
         answer
@@ -249,71 +264,88 @@ impl Driver {
 
     /// Pauses the fleet; this process at once, even when the store is away.
     pub(crate) async fn pause(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
-        let unfinished = Unfinished { driver: self, control: Some(Control::Pause) };
-        let answer = self.pause_now(length).await;
-        unfinished.done();
-        answer
-    }
-
-    /// Ends a pause.
-    pub(crate) async fn resume(&self) -> Result<Reply<bool>, StoreError> {
-        let unfinished = Unfinished { driver: self, control: Some(Control::Resume) };
-        let answer = self.resume_now().await;
-        unfinished.done();
-        answer
-    }
-
-    async fn pause_now(&self, length: Duration) -> Result<Reply<PauseReply>, StoreError> {
-        {
-            let mut state = self.lock();
-            let now = self.clock.now();
-            let until = now.plus(length);
-            self.note_pause(&mut state, until, now);
+        let sent = self.clock.now();
+        let until = sent.plus(length);
+        let _telling = self.tell_store(|state| {
             // Whoever knows of it sets it again, until the store has it.
-            state.unsent_pause = Some(until);
-            state.owed = None;
-            self.unlock(state);
-        }
+            state.unsent_pause = state.unsent_pause.max(Some(until));
+            state.unsent_resume = false;
+            self.note_pause(state, until, sent);
+        });
         let answer = self.link.pause(&self.member, length).await;
         let mut state = self.lock();
-        if answer.is_err() {
-            self.note_store_error(&mut state);
-        }
-        match &answer {
-            Ok(reply) => {
-                state.unsent_pause = None;
-                let left = Duration::from_millis(reply.body.left_ms);
-                let now = self.clock.now();
-                self.note_pause(&mut state, now.plus(left), now);
-            }
-            Err(error) if error.is_unavailable() => {
-                let now = self.clock.now();
-                self.went_away(&mut state, error.clone(), now);
-            }
-            Err(_) => state.unsent_pause = None,
-        }
+        self.take_paused(&mut state, until, sent, &answer);
         self.unlock(state);
         answer
     }
 
-    async fn resume_now(&self) -> Result<Reply<bool>, StoreError> {
-        {
-            let mut state = self.lock();
-            state.unsent_pause = None;
-            state.owed = None;
-            self.note_resumed(&mut state);
-            self.unlock(state);
+    /// Begins to tell the store of a pause or its end: this process knows of it at once.
+    fn tell_store(&self, know: impl FnOnce(&mut State)) -> Telling<'_> {
+        let mut state = self.lock();
+        know(&mut state);
+        state.telling += 1;
+        self.unlock(state);
+        Telling { driver: self }
+    }
+
+    /// Takes in what came of telling the store of a pause.
+    fn take_paused(
+        &self,
+        state: &mut State,
+        until: Moment,
+        sent: Moment,
+        answer: &Result<Reply<PauseReply>, StoreError>,
+    ) {
+        let now = self.clock.now();
+        if answer.is_err() {
+            self.note_store_error(state);
         }
+        match answer {
+            Err(error) if error.is_unavailable() => return self.went_away(state, error.clone(), now),
+            Err(_) => {}
+            Ok(reply) => {
+                self.answers_again(state, now);
+                if sent >= state.resumed_at {
+                    self.note_pause(state, now.plus(Duration::from_millis(reply.body.left_ms)), now);
+                }
+            }
+        }
+        state.unsent_pause = state.unsent_pause.filter(|unsent| *unsent > until);
+    }
+
+    /// Ends a pause: for this process at once.
+    pub(crate) async fn resume(&self) -> Result<Reply<bool>, StoreError> {
+        let _telling = self.tell_store(|state| {
+            state.unsent_pause = None;
+            state.unsent_resume = true;
+            self.note_resumed(state, self.clock.now());
+        });
         self.bell.notify_one();
         let answer = self.link.resume(&self.member).await;
         let mut state = self.lock();
-        if answer.is_err() {
-            self.note_store_error(&mut state);
-        }
-        self.note_resumed(&mut state);
-        self.pump(&mut state);
+        self.take_resumed(&mut state, &answer);
+        // Its caller knows whether it was done.
+        state.unsent_resume = false;
         self.unlock(state);
         answer
+    }
+
+    /// Takes in what came of telling the store that a pause is ended.
+    fn take_resumed(&self, state: &mut State, answer: &Result<Reply<bool>, StoreError>) {
+        let now = self.clock.now();
+        if answer.is_err() {
+            self.note_store_error(state);
+        }
+        match answer {
+            Err(error) if error.is_unavailable() => return self.went_away(state, error.clone(), now),
+            Err(_) => {}
+            Ok(_) => {
+                self.answers_again(state, now);
+                self.note_resumed(state, now);
+                self.pump(state);
+            }
+        }
+        state.unsent_resume = false;
     }
 
     pub(crate) fn add_handle(&self) {
@@ -378,21 +410,19 @@ impl Driver {
 
     /// Everything that can be decided without waiting is decided.
     fn pump(&self, state: &mut State) {
-        while let Some(flight) = self.build(state, self.clock.now()) {
-            let answer = if state.away.is_some() {
-                match state.local.as_mut() {
-                    Some(local) => {
-                        let now = self.clock.now();
-                        local.pause_until(now, state.paused_until);
-                        local.exchange(now, &flight.exchange)
-                    }
-                    None => return,
+        while self.decides_now(state) {
+            let now = self.clock.now();
+            let Some(flight) = self.build(state, now) else { return };
+            let answer = match &mut state.local {
+                Some(local) if flight.local => {
+                    let paused_ms = state.paused_until.map_or(0, |until| ceil_millis(until.since(now)));
+                    let standing = Standing { now, in_flight: &state.in_flight, paused_ms };
+                    Ok(local.exchange(standing, &flight.exchange))
                 }
-            } else {
-                match self.link.sync() {
-                    Some(sync) => sync.exchange(&self.member, &flight.exchange),
+                _ => match self.link.exchange_now(&self.member, &flight.exchange) {
+                    Some(answer) => answer,
                     None => return,
-                }
+                },
             };
             self.apply(state, &flight, answer);
         }
@@ -405,6 +435,7 @@ impl Driver {
 
     /// Has what was changed taken up: on the spot where that is possible, else by the task.
     fn stir(&self, state: &mut State) {
+        self.report_dropped(state, false);
         if self.decides_now(state) {
             self.pump(state);
             // The task keeps the time for whoever still waits.
@@ -413,39 +444,29 @@ impl Driver {
             }
         }
         self.ensure_running(state);
-        self.bell.notify_one();
-    }
-}
-
-/// What is asked of the whole fleet.
-#[derive(Clone, Copy)]
-enum Control {
-    Pause,
-    Resume,
-}
-
-/// A control that was begun: the task ends it where its caller goes away.
-struct Unfinished<'a> {
-    driver: &'a Driver,
-    control: Option<Control>,
-}
-
-impl Unfinished<'_> {
-    fn done(mut self) {
-        self.control = None;
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if self.control.is_none() {
-            return;
+        // A task that waits for an answer takes all else up after it, but for what is due before that.
+        let looks_up_at = state.looks_up_at.filter(|_| state.local.is_none());
+        if looks_up_at.is_none_or(|at| state.next_deadline().is_some_and(|due| due < at)) {
+            self.bell.notify_one();
         }
+    }
+}
+
+/// Notes when a caller is done with telling the store of a pause or its end. Where it went away before, the task does
+/// it.
+struct Telling<'a> {
+    driver: &'a Driver,
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
         let mut state = self.driver.lock();
-        state.owed = self.control;
-        self.driver.ensure_running(&mut state);
+        state.telling -= 1;
+        if state.unsent_pause.is_some() || state.unsent_resume {
+            self.driver.ensure_running(&mut state);
+            self.driver.bell.notify_one();
+        }
         self.driver.unlock(state);
-        self.driver.bell.notify_one();
     }
 }
 

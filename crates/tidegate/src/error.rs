@@ -384,8 +384,10 @@ pub enum Trouble {
         /// Why.
         source: Invalid,
     },
-    /// More waits to be delivered to the store than is kept; the oldest was dropped. Slots are back by their TTL.
-    #[error("{id}: {dropped} undelivered releases were dropped")]
+    /// Releases or corrections were given up. Either more wait to be delivered to the store than are kept, and the oldest
+    /// go, or it is not known whether the store has them, and no correction is delivered twice. Slots are back by their
+    /// TTL.
+    #[error("{id}: {dropped} undelivered releases or corrections were dropped")]
     Undelivered {
         /// The id.
         id: Id,

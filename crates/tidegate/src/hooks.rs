@@ -89,7 +89,8 @@ fn caught<T>(code: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-fn said(panic: &(dyn Any + Send)) -> &str {
+/// What a panic said.
+pub(crate) fn said(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

@@ -1,15 +1,24 @@
 //! The only caller of a store: it bounds every operation in time, and checks every answer against the contract.
 //!
+//! An answer that breaks it is a store error; the leases in it come back with the error, for the driver to release.
+//!
 //! Spec: UN-1.
 
-use std::{future::Future, sync::Arc, time::Duration};
-
-use tidegate_core::{
-    Capabilities, Cause, DriverId, Exchange, ExchangeReply, Listener, Member, Outcome, PauseReply, Release,
-    Renewal, Renewed, Reply, Restore, Store, StoreError, Subscription, SyncPath,
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
 };
 
-use crate::clock::Clock;
+use tidegate_core::{
+    AcquireReply, Acquired, Answer, Capabilities, Cause, DriverId, Exchange, ExchangeReply, Listener, Member,
+    PauseReply, Renewal, Renewed, Reply, Restore, ScopedReply, Store, StoreError, Subscription, SyncPath,
+    Token, time::EXACT,
+};
+
+use crate::{clock::Clock, hooks::said};
 
 /// A store, as one driver talks to it.
 pub(crate) struct Link {
@@ -47,18 +56,24 @@ impl Link {
         self.store.subscribe(&member.id, driver, listener)
     }
 
-    /// One exchange. Leases in an answer that breaks the contract are given back.
+    /// One exchange.
     pub(crate) async fn exchange(
         &self,
         member: &Member,
         exchange: &Exchange,
-    ) -> Result<Reply<ExchangeReply>, StoreError> {
-        let reply = self.within(self.op_timeout, self.store.exchange(member, exchange)).await?;
-        if let Err(broken) = check(member, exchange, &reply) {
-            self.give_back(member, &reply.body).await;
-            return Err(broken);
-        }
-        Ok(reply)
+    ) -> Result<Reply<ExchangeReply>, Failed> {
+        let reply = self.within(self.op_timeout, || self.store.exchange(member, exchange)).await?;
+        checked(member, exchange, reply)
+    }
+
+    /// One exchange on the spot; none where the store does not decide without waiting.
+    pub(crate) fn exchange_now(
+        &self,
+        member: &Member,
+        exchange: &Exchange,
+    ) -> Option<Result<Reply<ExchangeReply>, Failed>> {
+        let answer = self.sync.as_deref()?.exchange(member, exchange);
+        Some(answer.map_err(Failed::from).and_then(|reply| checked(member, exchange, reply)))
     }
 
     pub(crate) async fn renew(
@@ -68,7 +83,7 @@ impl Link {
         renewals: &[Renewal],
         within: Duration,
     ) -> Result<Reply<Renewed>, StoreError> {
-        let reply = self.within(within, self.store.renew(member, restore, renewals)).await?;
+        let reply = self.within(within, || self.store.renew(member, restore, renewals)).await?;
         if reply.body.live.len() == renewals.len() {
             Ok(reply)
         } else {
@@ -81,33 +96,24 @@ impl Link {
         member: &Member,
         length: Duration,
     ) -> Result<Reply<PauseReply>, StoreError> {
-        self.within(self.op_timeout, self.store.pause(&member.id, length)).await
+        self.within(self.op_timeout, || self.store.pause(&member.id, length)).await
     }
 
     pub(crate) async fn resume(&self, member: &Member) -> Result<Reply<bool>, StoreError> {
-        self.within(self.op_timeout, self.store.resume(&member.id)).await
+        self.within(self.op_timeout, || self.store.resume(&member.id)).await
     }
 
-    async fn give_back(&self, member: &Member, body: &ExchangeReply) {
-        let mut tokens: Vec<_> = body.handed_over.iter().flatten().copied().collect();
-        let granted = body.acquired.iter().flatten().flat_map(tidegate_core::Acquired::grants);
-        tokens.extend(granted.filter_map(|(_, grant)| grant.lease));
-        tokens.truncate(tidegate_core::store::MOST_TOKENS);
-        if tokens.is_empty() {
-            return;
-        }
-        let release = |token| Release { token, outcome: Outcome::Failure, retry_after_ms: None };
-        let releases: Vec<Release> = tokens.into_iter().map(release).collect();
-        // A store that cannot do that either has them back by their TTL.
-        let _ = self.within(self.op_timeout, self.store.release(member, &releases)).await;
-    }
-
-    async fn within<T>(
+    /// Waits for an answer, but no longer than `limit`.
+    async fn within<'a, T>(
         &self,
         limit: Duration,
-        answer: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
+        ask: impl FnOnce() -> Answer<'a, T>,
+    ) -> Result<Reply<T>, StoreError> {
         let until = self.clock.now().plus(limit);
+        let mut answer = caught(ask)?;
+        let answer = poll_fn(move |context| {
+            caught(|| answer.as_mut().poll(context)).unwrap_or_else(|panicked| Poll::Ready(Err(panicked)))
+        });
         tokio::select! {
             biased;
             answer = answer => answer,
@@ -118,8 +124,90 @@ impl Link {
     }
 }
 
-/// Checks an answer; whether leases belong to the grants is only known under the member's own revision.
-fn check(member: &Member, exchange: &Exchange, reply: &Reply<ExchangeReply>) -> Result<(), StoreError> {
+/// An exchange that failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) error: StoreError,
+    /// The leases of an answer that broke the contract: they are to be given back.
+    pub(crate) leases: Vec<Token>,
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self { error, leases: Vec::new() }
+    }
+}
+
+impl Failed {
+    /// Whether the answer was lost, and will be the same when it is asked for again.
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.error.is_unavailable()
+            && !matches!(self.error, StoreError::Unavailable { cause: Cause::Broken, .. })
+    }
+}
+
+/// A store that panics has broken the contract; whoever waits for its answer lives on.
+fn caught<T>(code: impl FnOnce() -> T) -> Result<T, StoreError> {
+    // What the store left half done is its own; nothing of ours is borrowed by it.
+    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
+        StoreError::unavailable(Cause::Broken, format!("the store panicked: {}", said(&*panic)))
+    })
+}
+
+fn checked(
+    member: &Member,
+    exchange: &Exchange,
+    reply: Reply<ExchangeReply>,
+) -> Result<Reply<ExchangeReply>, Failed> {
+    // Whether leases belong to the grants is only known under the member's own revision.
     let own = reply.head.revision.is_none_or(|revision| revision == member.policy.revision());
-    exchange.check(own.then(|| member.policy.bound().is_some()), reply)
+    match exchange.check(own.then(|| member.policy.bound().is_some()), &reply) {
+        Ok(()) => Ok(reply),
+        Err(error) => Err(Failed { error, leases: leases_of(&reply.body) }),
+    }
+}
+
+fn leases_of(body: &ExchangeReply) -> Vec<Token> {
+    let granted = body.acquired.iter().flatten().flat_map(Acquired::grants);
+    let granted = granted.filter_map(|(_, grant)| grant.lease);
+    let mut leases: Vec<Token> = body.handed_over.iter().flatten().copied().chain(granted).collect();
+    leases.sort_unstable();
+    leases.dedup();
+    leases
+}
+
+/// Checks the answer about a single job, of the synchronous path.
+pub(crate) fn check_one(reply: &Reply<AcquireReply>) -> Result<(), Failed> {
+    let AcquireReply { grants, denied, .. } = &reply.body;
+    let answers = grants.len() + usize::from(denied.is_some());
+    let hint_ms = denied.as_ref().map_or(1, |denial| denial.hint_ms);
+    let granted = grants.iter().map(|grant| grant.lease);
+    one_answer(answers, hint_ms, reply.head.paused_ms > 0, granted)
+}
+
+/// As [`check_one`], for a job with scopes.
+pub(crate) fn check_one_scoped(reply: &Reply<ScopedReply>) -> Result<(), Failed> {
+    let ScopedReply { grants, denied, .. } = &reply.body;
+    let hint_ms = denied.first().map_or(1, |denied| denied.denial.hint_ms);
+    let granted = grants.iter().map(|granted| granted.grant.lease);
+    one_answer(grants.len() + denied.len(), hint_ms, reply.head.paused_ms > 0, granted)
+}
+
+fn one_answer(
+    answers: usize,
+    hint_ms: u64,
+    paused: bool,
+    mut granted: impl ExactSizeIterator<Item = Option<Token>>,
+) -> Result<(), Failed> {
+    let what = if answers != 1 {
+        "one answer for a job"
+    } else if hint_ms == 0 || hint_ms >= EXACT {
+        "a hint out of range"
+    } else if paused && granted.len() > 0 {
+        "a grant during a pause"
+    } else {
+        return Ok(());
+    };
+    let leases = granted.by_ref().flatten().collect();
+    Err(Failed { error: StoreError::unavailable(Cause::Broken, what), leases })
 }

@@ -316,8 +316,8 @@ impl SemaphoreBuilder {
             self.classes.iter().cloned().fold(self.draft.bound(Bound::Adaptive(adaptive)), Draft::class);
         let policy = draft.check().map_err(refused)?;
         let fallback = self.fallback.map(|limit| {
-            let draft = self.classes.iter().cloned().fold(Policy::draft(), Draft::class);
-            Fallback::check(draft, Some(limit)).map_err(|invalid| invalid.of("fallback_local"))
+            Fallback::check(&policy, Policy::draft(), self.classes, Some(limit))
+                .map_err(|invalid| invalid.of("fallback_local"))
         });
         let fallback = fallback.transpose().map_err(refused)?;
         let handle = self.options.build(policy, self.adaptive.initial, None, fallback, store)?;

@@ -342,10 +342,8 @@ impl ValveBuilder {
         let policy = self.classes.iter().cloned().fold(draft, Draft::class).check().map_err(refused)?;
         let falls_back = self.fallback_limit.is_some() || !self.fallback_rules.is_empty();
         let fallback = falls_back.then(|| {
-            let draft = self.fallback_rules.into_iter().fold(Policy::draft(), Draft::rule);
-            // Shares are shares of a limit; where there is none, all classes are alike.
-            let classes = self.classes.into_iter().filter(|_| self.fallback_limit.is_some());
-            Fallback::check(classes.fold(draft, Draft::class), self.fallback_limit).map_err(|invalid| {
+            let rules = self.fallback_rules.into_iter().fold(Policy::draft(), Draft::rule);
+            Fallback::check(&policy, rules, self.classes, self.fallback_limit).map_err(|invalid| {
                 let option = format!("fallback: {}", invalid.option);
                 invalid.of(option)
             })

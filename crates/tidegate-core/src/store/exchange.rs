@@ -5,8 +5,9 @@
 use crate::{Member, Name, Token, time::Moment};
 
 use super::{
-    AcquireReply, AcquireRequest, Cause, Denial, Grant, HandOver, Head, Line, Observation, Release, Renewal,
-    Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError,
+    AcquireReply, AcquireRequest, Capability, Cause, Denial, Grant, HandOver, Head, Line, Observation,
+    Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store,
+    StoreError,
 };
 
 /// One round trip of a driver. The parts are done in the order of the fields; each answers for itself.
@@ -271,7 +272,11 @@ pub(super) async fn one_by_one<S: Store + ?Sized>(
             Acquire::Scoped(request) => seen
                 .part(store.acquire_scoped(member, request).await.map(|reply| reply.map(Acquired::Scoped)))?,
         };
+        seen.granted |= acquired.as_ref().is_ok_and(|acquired| acquired.grants().next().is_some());
         body.acquired.push(acquired);
+    }
+    if !seen.asked {
+        seen.look(store, member).await?;
     }
     Ok(Reply { head: seen.head, body })
 }
@@ -279,21 +284,40 @@ pub(super) async fn one_by_one<S: Store + ?Sized>(
 #[derive(Default)]
 struct Parts {
     head: Head,
+    asked: bool,
     answered: bool,
+    granted: bool,
 }
 
 impl Parts {
     /// Takes a part's answer: the newest head counts. A store that is away before it did anything did nothing; one that
     /// goes away later answers for the rest by its error.
     fn part<T>(&mut self, answer: Result<Reply<T>, StoreError>) -> Result<Result<T, StoreError>, StoreError> {
+        self.asked = true;
         match answer {
             Ok(reply) => {
                 self.answered = true;
                 self.head = reply.head;
+                if self.granted {
+                    // Those grants came before the pause; the next answer tells of it.
+                    self.head.paused_ms = 0;
+                }
                 Ok(Ok(reply.body))
             }
             Err(error) if error.is_unavailable() && !self.answered => Err(error),
             Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// Asks for nothing, where the store has an operation that can.
+    async fn look<S: Store + ?Sized>(&mut self, store: &S, member: &Member) -> Result<(), StoreError> {
+        let capabilities = store.capabilities();
+        if capabilities.has(Capability::Leases) {
+            self.part(store.renew(member, None, &[]).await)?.map(drop)
+        } else if capabilities.has(Capability::Corrections) {
+            self.part(store.settle(member, &[]).await)?.map(drop)
+        } else {
+            Ok(())
         }
     }
 }

@@ -19,10 +19,13 @@ use tidegate_core::{
 
 use super::{
     Ask, Driver, Permit,
-    apply::Grounds,
+    apply::{Grounds, failure},
     state::{Granted, State},
 };
-use crate::{AcquireError, AcquireResult, LastCause};
+use crate::{
+    AcquireError, AcquireResult, LastCause,
+    link::{Failed, check_one, check_one_scoped},
+};
 
 /// Waits for a permit.
 #[must_use = "futures do nothing unless polled"]
@@ -164,10 +167,11 @@ impl Driver {
         if state.closed {
             return Begun::Ended(Err(AcquireError::Closed { id: id() }));
         }
-        if let Some(away) = &state.away
-            && self.fallback.is_none()
-        {
-            return Begun::Ended(Err(AcquireError::Unavailable { id: id(), source: away.error.clone() }));
+        if let Some(away) = state.away.as_ref().filter(|_| self.fallback.is_none()) {
+            let source = away.error.clone();
+            // The runtime that the task ran on may have ended, and someone has to probe.
+            self.ensure_running(state);
+            return Begun::Ended(Err(AcquireError::Unavailable { id: id(), source }));
         }
         let nobody_waits = state.lines.get(*tier).is_some_and(super::queue::Line::is_empty);
         let decided = if nobody_waits { self.decide(state, ask, *tier) } else { None };
@@ -186,6 +190,8 @@ impl Driver {
         let policy = self.deciding(state);
         let line = state.lines.get(*tier).filter(|_| !nobody_waits);
         let in_vain = line.and_then(|line| line.meets(place, &ask.job, policy, now));
+        let held_back = state.unsent_pause.filter(|_| Self::holds_back(state, now));
+        let in_vain = held_back.map(|until| (until, LastCause::Pause)).or(in_vain);
         if let Some((until, cause)) = in_vain {
             // Behind others that were denied, asking would be in vain.
             let wait = until.since(now);
@@ -211,7 +217,7 @@ impl Driver {
             self.note_denied(state, cause);
             first = Some((cause, until));
         }
-        let key = state.enqueue(ask, *tier, now);
+        let key = state.enqueue(ask, *tier, self.op_timeout, now);
         if let Some((cause, hint_at)) = first
             && let Some(waiter) = state.waiters.get_mut(key)
         {
@@ -250,7 +256,7 @@ impl Driver {
     fn decide(&self, state: &mut State, ask: &Ask, tier: usize) -> Option<Decided> {
         let sync = self.link.sync().filter(|_| state.away.is_none())?;
         let free = self.local_limit.is_none_or(|limit| state.permits() < limit);
-        if !free {
+        if !free || state.unsent_pause.is_some() {
             return None;
         }
         let sent = if self.on_store_clock { None } else { Some(self.clock.now()) };
@@ -271,11 +277,12 @@ impl Driver {
         let answer = if scoped {
             let line = LineState { waiting, waited_ms: 0 };
             let request = ScopedRequest { class: ask.class.clone(), jobs: vec![(*ask.job).clone()], line };
-            sync.acquire_scoped(&self.member, &request).map(|reply| {
-                reply.map(|body| {
+            sync.acquire_scoped(&self.member, &request).map_err(Failed::from).and_then(|reply| {
+                check_one_scoped(&reply)?;
+                Ok(reply.map(|body| {
                     let grant = body.grants.into_iter().next().map(|granted| granted.grant);
                     (grant, body.denied.into_iter().next().map(|denied| denied.denial), body.others)
-                })
+                }))
             })
         } else {
             let single = self.singles.get(tier)?.get(waiting as usize)?;
@@ -287,15 +294,20 @@ impl Driver {
                 built = AcquireRequest { class: single.class.clone(), jobs, line: single.line };
                 &built
             };
-            sync.acquire(&self.member, request)
-                .map(|reply| reply.map(|body| (body.grants.into_iter().next(), body.denied, body.others)))
+            sync.acquire(&self.member, request).map_err(Failed::from).and_then(|reply| {
+                check_one(&reply)?;
+                Ok(reply.map(|body| (body.grants.into_iter().next(), body.denied, body.others)))
+            })
         };
         let reply = match answer {
             Ok(reply) => reply,
-            Err(error) => {
+            Err(Failed { error, leases }) => {
                 if error.is_unavailable() {
                     self.note_store_error(state);
                     let now = self.clock.now();
+                    for token in leases {
+                        state.outbox.release(failure(token), now);
+                    }
                     self.went_away(state, error.clone(), now);
                     if self.fallback.is_some() {
                         return None;

@@ -3,22 +3,21 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Acquired, Brief, Capability, Costs, Denial, Exchange, ExchangeReply, Grant,
-    HandOver, Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Renewal, Reply, Restore,
-    ScopedJob, ScopedRequest, Sequence, Settlement, StoreError,
-    backoff::Doubling,
-    store::MOST_TOKENS,
+    Acquire, AcquireRequest, Acquired, Brief, Capability, Costs, Denial, Epoch, Exchange, ExchangeReply,
+    Grant, Head, Job, Limit, Line as LineState, Outcome, Policy, Queue, Release, Reply, ScopedJob,
+    ScopedRequest, Sequence, Settlement, StoreError, Token,
     time::{Moment, ceil_millis},
 };
 
 use super::{
     Driver, LastCause,
+    away::unanswered,
     local::Local,
     notice::Notice,
     queue::{Asked, Denied, Line, Obstacle, Place},
-    state::{Away, Flight, Granted, Held, State},
+    state::{Flight, Granted, Held, State},
 };
-use crate::{AcquireError, Direction};
+use crate::{AcquireError, Direction, link::Failed};
 
 /// An answer, as it is taken apart.
 #[derive(Clone, Copy)]
@@ -39,14 +38,14 @@ pub(super) struct Grounds {
 
 /// A job that waits for a slot asks again after this long at the latest, and not before the shorter.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
-/// The first probe of a store that is away, and the longest wait between two.
-const PROBE: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(2));
 /// How many jobs are asked for at once where the next exchange follows on the spot.
 const FEW_JOBS: usize = 8;
 /// The longest that is added to a hint so that processes do not all come back at once.
 const MOST_SPREAD: Duration = Duration::from_secs(1);
 /// A fixed limit has no cooldown; outcomes mean nothing to it.
 const OLD_OUTCOME: Duration = Duration::from_secs(3_600);
+/// The token of a lease that the store does not count: it names none.
+const UNCOUNTED: Token = Token { epoch: Epoch(0), slot: 0, fence: 0 };
 
 impl Driver {
     /// The next exchange, where there is something to exchange.
@@ -59,7 +58,9 @@ impl Driver {
         let mut exchange = Exchange::default();
         let mut asked = Vec::new();
         let mut free = self.free_here(state);
-        for tier in 0..state.lines.len() {
+        // What this process says is paused need not be asked of a store that does not know it yet.
+        let tiers = if Self::holds_back(state, now) { 0 } else { state.lines.len() };
+        for tier in 0..tiers {
             // Alone, classes may count for nothing; an exchange takes one acquire for each that does.
             let class = self.deciding(state).class(tier);
             if exchange.acquires.iter().any(|acquire: &Acquire| acquire.class() == class) {
@@ -71,12 +72,10 @@ impl Driver {
             asked.push((tier, jobs));
         }
         let mut handed = Vec::new();
+        let mut released = Vec::new();
         if !local {
-            state.outbox.fill(&mut exchange, self.old(now));
-            exchange.restore = state.restore.take();
-            if exchange.restore.is_some() {
-                exchange.renewals = self.renewals(state);
-            }
+            released = state.outbox.fill(&mut exchange, self.old(now));
+            self.restore_into(state, &mut exchange, now);
             handed = self.hand_overs(state, &mut exchange);
         }
         let looks = std::mem::take(&mut state.room_wanted);
@@ -93,12 +92,12 @@ impl Driver {
             }
         }
         if !local && self.link.sync().is_none() && self.link.capabilities().has(Capability::Exchange) {
-            state.number += 1;
+            state.number = state.number.saturating_add(1);
             let store_now = state.store_clock.map(|(theirs, ours)| theirs.plus(now.since(ours)));
             let not_after = store_now.map(|store_now| store_now.plus(self.op_timeout.saturating_mul(2)));
             exchange.sequence = Some(Sequence { number: state.number, not_after });
         }
-        Some(Flight { exchange, asked, handed, sent: now, local })
+        Some(Flight { exchange, asked, handed, released, sent: now, local })
     }
 
     /// The policy that decides now: this process's own while the store is away.
@@ -107,7 +106,7 @@ impl Driver {
     }
 
     /// How many more permits this process may ask for.
-    fn free_here(&self, state: &State) -> usize {
+    pub(super) fn free_here(&self, state: &State) -> usize {
         match self.local_limit {
             None => usize::MAX,
             Some(limit) => limit.saturating_sub(state.permits()) as usize,
@@ -124,15 +123,15 @@ impl Driver {
     ) -> Option<(Acquire, Vec<(usize, u64)>)> {
         let most = if self.decides_now(state) { free.min(FEW_JOBS) } else { free };
         let State { lines, waiters, local, trying, .. } = &mut *state;
-        let line = lines.get_mut(tier).filter(|line| !line.is_empty())?;
-        if !line.is_due(now) {
+        let at = lines.get_mut(tier).filter(|line| !line.is_empty())?;
+        if !at.is_due(now) {
             // Nothing is asked before those ahead are worth another try.
             self.deny_tries(state, tier, now, |_| true);
             return None;
         }
         let policy = local.as_ref().map_or(&*self.member.policy, Local::policy);
         let Asked { jobs: keys, denied } =
-            if most > 0 { line.ask(now, most, policy) } else { Asked::default() };
+            if most > 0 { at.ask(now, most, policy) } else { Asked::default() };
         let stamped = |key: &usize| Some((*key, waiters.get(*key)?.stamp));
         let denied: Vec<_> = denied.iter().filter_map(|(key, known)| Some((stamped(key)?, *known))).collect();
         let asked: Vec<(usize, u64)> =
@@ -140,8 +139,8 @@ impl Driver {
         let acquire = (!asked.is_empty()).then(|| {
             let jobs = asked.iter().filter_map(|(key, _)| waiters.get(*key).map(|waiter| &waiter.job));
             let class = policy.class(tier).cloned();
-            let line = line_state(line, trying[tier], waiters, now);
-            if policy.is_scoped() {
+            let line = line_state(at, trying[tier], waiters, now);
+            if matches!(at, Line::Scoped(_)) {
                 let jobs = jobs.map(|job| fitted(job, policy)).collect();
                 Acquire::Scoped(ScopedRequest { class, jobs, line })
             } else {
@@ -174,24 +173,8 @@ impl Driver {
         }
     }
 
-    fn hand_overs(&self, state: &mut State, exchange: &mut Exchange) -> Vec<(usize, u64)> {
-        if state.unhanded.is_empty() {
-            return Vec::new();
-        }
-        let most = state.unhanded.len().min(MOST_TOKENS);
-        let mut handed: Vec<(usize, u64)> = state.unhanded.drain(..most).collect();
-        handed.retain(|(key, stamp)| {
-            state.held.get(*key).is_some_and(|held| held.stamp == *stamp && held.local)
-        });
-        let class = |(key, _): &(usize, u64)| {
-            state.held.get(*key).and_then(|held| self.member.policy.class(held.tier)).cloned()
-        };
-        exchange.hand_overs = handed.iter().map(|held| HandOver { class: class(held) }).collect();
-        handed
-    }
-
     /// Says how the lines stand that ask for nothing now.
-    fn queues(&self, state: &State, exchange: &mut Exchange, now: Moment) {
+    pub(super) fn queues(&self, state: &State, exchange: &mut Exchange, now: Moment) {
         for (tier, line) in state.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
             let class = self.member.policy.class(tier);
             if exchange.acquires.iter().any(|acquire| acquire.class() == class) {
@@ -202,15 +185,6 @@ impl Driver {
                 exchange.queues.push(Queue { class: class.cloned(), line });
             }
         }
-    }
-
-    pub(super) fn renewals(&self, state: &State) -> Vec<Renewal> {
-        let held = state.held.iter().filter(|(_, held)| !held.lost && !held.local).take(MOST_TOKENS);
-        held.map(|(_, held)| Renewal {
-            token: held.token,
-            class: self.member.policy.class(held.tier).cloned(),
-        })
-        .collect()
     }
 
     /// Outcomes from before this moment say nothing of now.
@@ -228,7 +202,7 @@ impl Driver {
         &self,
         state: &mut State,
         flight: &Flight,
-        answer: Result<Reply<ExchangeReply>, StoreError>,
+        answer: Result<Reply<ExchangeReply>, Failed>,
     ) {
         let now = answer.as_ref().map_or_else(|_| self.clock.now(), |reply| self.now_of(&reply.head));
         for (_, jobs) in &flight.asked {
@@ -238,88 +212,107 @@ impl Driver {
                 }
             }
         }
-        let reply = match answer {
-            Ok(reply) => reply,
-            Err(error) if flight.local => return self.refuse_all(state, flight, &error),
-            Err(error) => return self.failed(state, flight, error, now),
-        };
-        if !flight.local {
-            if self.hooks.records() && self.link.sync().is_none() {
-                state.notices.push_back(Notice::Exchanged(now.since(flight.sent)));
-            }
-            self.came_back(state, now);
-            self.take_head(state, &reply.head, flight.sent, now);
+        match answer {
+            Ok(reply) if flight.local => self.take_all_acquired(state, flight, reply, now),
+            Ok(reply) => self.take_reply(state, flight, reply, now),
+            Err(failed) => self.failed(state, flight, failed, now),
         }
+        self.expire_owed(state, now);
+        self.delivered.notify_waiters();
+    }
+
+    /// Takes in a store's answer, part by part.
+    fn take_reply(&self, state: &mut State, flight: &Flight, reply: Reply<ExchangeReply>, now: Moment) {
+        if self.hooks.records() && self.link.sync().is_none() {
+            state.notices.push_back(Notice::Exchanged(now.since(flight.sent)));
+        }
+        let unanswered = unanswered(&reply.body).cloned();
+        if unanswered.is_none() {
+            self.came_back(state, now);
+        }
+        let stale = self.is_stale(state, &reply.head, flight.sent);
+        let head = reply.head;
+        self.take_head(state, &head, flight.sent, now);
         self.take_corrections(state, flight, &reply.body, now);
+        self.take_restored(state, flight, &reply);
+        self.take_all_acquired(state, flight, reply, now);
+        if stale {
+            self.take_up_later(state, &head);
+        }
+        if let Some(error) = unanswered {
+            self.note_store_error(state);
+            self.store_failed(state, error, now);
+        }
+    }
+
+    fn take_all_acquired(
+        &self,
+        state: &mut State,
+        flight: &Flight,
+        reply: Reply<ExchangeReply>,
+        now: Moment,
+    ) {
+        let seen = Seen { flight, head: &reply.head, now };
         for ((tier, jobs), acquired) in flight.asked.iter().zip(reply.body.acquired) {
             match acquired {
-                Ok(acquired) => {
-                    let seen = Seen { flight, head: &reply.head, now };
-                    self.take_acquired(state, seen, *tier, jobs, acquired);
-                }
+                Ok(acquired) => self.take_acquired(state, seen, *tier, jobs, acquired),
+                Err(error) if error.is_unavailable() => {}
                 Err(error) => self.refuse(state, jobs, &error),
             }
         }
-        self.delivered.notify_waiters();
     }
 
     /// Takes in how the id stands.
     pub(super) fn take_head(&self, state: &mut State, head: &Head, sent: Moment, now: Moment) {
-        if let Some(store_now) = head.now {
+        // An answer that was lost and asked for again says what the clock was then.
+        if let Some(store_now) = head.now.filter(|_| now.since(sent) <= self.op_timeout) {
             state.store_clock = Some((store_now, now));
         }
         if head.stepped_back_ms > 0 {
             state.notices.push_back(Notice::SetBack(Duration::from_millis(head.stepped_back_ms)));
         }
+        if self.is_stale(state, head, sent) {
+            return;
+        }
         if let Some(ttl_ms) = head.lease_ttl_ms {
             state.lease_ttl = Duration::from_millis(ttl_ms);
         }
-        if let Some(epoch) = head.epoch {
-            match state.epoch {
-                Some(known) if known != epoch => self.lost_state(state, known, now),
-                _ => {}
-            }
-            state.epoch = Some(epoch);
-        }
+        self.take_epoch(state, head.epoch, sent, now);
         self.take_limit(state, head.limit);
+        if self.is_late(sent, now) {
+            return;
+        }
+        // What was asked before a pause began, or was ended, knows nothing of it.
         if head.paused_ms > 0 {
-            self.note_pause(state, now.plus(Duration::from_millis(head.paused_ms)), now);
-        } else if head.epoch.is_some() && state.unsent_pause.is_none() && sent >= state.paused_since {
-            // What was asked before the pause began knows nothing of it.
-            self.note_resumed(state);
+            if sent >= state.resumed_at {
+                self.note_pause(state, now.plus(Duration::from_millis(head.paused_ms)), now);
+            }
+        } else if head.epoch.is_some()
+            && state.unsent_pause.is_none()
+            && state.restore.is_none()
+            && sent >= state.paused_since
+        {
+            self.note_resumed(state, now);
         }
     }
 
+    /// Takes in a limit, unless a newer one is known that the store has not lost.
     pub(super) fn take_limit(&self, state: &mut State, limit: Option<Limit>) {
         let Some(limit) = limit else { return };
-        let before = state.limit;
-        if before == Some(limit)
-            || before.is_some_and(|before| before.moved_at > limit.moved_at && state.restore.is_none())
-        {
-            return;
+        let outdated = state.limit.is_some_and(|known| known.moved_at > limit.moved_at);
+        if !outdated || state.restore.is_some() {
+            self.set_limit(state, limit);
         }
-        state.limit = Some(limit);
-        // What was known before the store lost it was seen too.
-        let seen = before.or_else(|| state.restore.and_then(|restore| restore.limit));
-        let direction = match seen {
+    }
+
+    pub(super) fn set_limit(&self, state: &mut State, limit: Limit) {
+        let direction = match state.limit.replace(limit) {
             None => Direction::Init,
             Some(before) if before.value < limit.value => Direction::Increase,
             Some(before) if before.value > limit.value => Direction::Decrease,
             Some(_) => return,
         };
         state.notices.push_back(Notice::Limit { limit: limit.value, direction });
-    }
-
-    /// The store has lost its state: what is known of it is given back to it.
-    fn lost_state(&self, state: &mut State, known: tidegate_core::Epoch, now: Moment) {
-        let paused_ms = state.paused_until.map_or(0, |until| ceil_millis(until.since(now)));
-        state.restore = Some(Restore { epoch: known, limit: state.limit, paused_ms });
-        state.limit = None;
-        state.room_wanted = true;
-        state.notices.push_back(Notice::StateLost);
-        // At once, whoever learnt of it.
-        self.ensure_running(state);
-        self.bell.notify_one();
     }
 
     pub(super) fn note_pause(&self, state: &mut State, until: Moment, now: Moment) {
@@ -344,8 +337,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn note_resumed(&self, state: &mut State) {
+    pub(super) fn note_resumed(&self, state: &mut State, now: Moment) {
         if state.paused_until.take().is_some() {
+            state.resumed_at = now;
             state.notices.push_back(Notice::Resumed);
             for line in &mut state.lines {
                 line.resume();
@@ -359,20 +353,11 @@ impl Driver {
             state.paused_until = None;
             state.notices.push_back(Notice::Resumed);
         }
+        state.unsent_pause = state.unsent_pause.filter(|until| *until > now);
     }
 
     fn take_corrections(&self, state: &mut State, flight: &Flight, body: &ExchangeReply, now: Moment) {
-        let parts = [
-            (body.released.as_ref().err(), "releases"),
-            (body.settled.as_ref().err(), "settlements"),
-            (body.observed.as_ref().err(), "observations"),
-            (body.handed_over.as_ref().err(), "hand-overs"),
-        ];
-        for (error, what) in parts {
-            if let Some(error) = error {
-                state.notices.push_back(Notice::Refused(what, error.clone()));
-            }
-        }
+        self.take_refusals(state, flight, body);
         if let Ok(settled) = &body.settled {
             let cut: u64 = settled.iter().map(|settled| settled.cut).sum();
             if cut > 0 {
@@ -385,19 +370,7 @@ impl Driver {
             self.take_renewed(state, &live, flight.sent);
         }
         if let Ok(tokens) = &body.handed_over {
-            let deadline = flight.sent.plus(state.lease_ttl);
-            for ((key, stamp), token) in flight.handed.iter().zip(tokens) {
-                match state.held.get_mut(*key).filter(|held| held.stamp == *stamp) {
-                    Some(held) => {
-                        held.token = *token;
-                        held.local = false;
-                        held.deadline = deadline;
-                        self.ensure_renewing(state);
-                    }
-                    // Released meanwhile.
-                    None => state.outbox.release(failure(*token), now),
-                }
-            }
+            self.take_handed_over(state, flight, tokens, now);
         }
     }
 
@@ -431,8 +404,10 @@ impl Driver {
         acquired: Acquired,
     ) {
         let Seen { flight, head, now } = seen;
+        // What was denied long ago may be granted now: it is asked for again.
+        let late = !flight.local && self.is_late(flight.sent, now);
         let denials: Vec<(usize, Denial)> =
-            acquired.denials().map(|(index, denial)| (index, denial.clone())).collect();
+            acquired.denials().filter(|_| !late).map(|(index, denial)| (index, denial.clone())).collect();
         let others = match &acquired {
             Acquired::Prefix(reply) => reply.others,
             Acquired::Scoped(reply) => reply.others,
@@ -489,6 +464,11 @@ impl Driver {
     fn take_grant(&self, state: &mut State, seen: Seen<'_>, tier: usize, job: (usize, u64), grant: Grant) {
         let Seen { flight, head, now } = seen;
         let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, local: flight.local };
+        if self.is_in_vain(state, flight, &grant, now) {
+            let spec = flight.job(tier, job).unwrap_or_else(|| self.unit_job());
+            let granted = self.granted(state, grounds, tier, spec, grant);
+            return self.give_back(state, granted, now);
+        }
         let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
         // Whoever asked is gone: the next that asks for the same takes it.
         let (key, spec) = match asked {
@@ -519,7 +499,10 @@ impl Driver {
         grant: Grant,
     ) -> Granted {
         let Grounds { sent, now, granted_at, local } = grounds;
-        let held = grant.lease.map(|token| {
+        // Alone, nobody counts leases; but a store that comes back will.
+        let uncounted = self.member.policy.bound().map(|_| UNCOUNTED);
+        let lease = if local { uncounted } else { grant.lease };
+        let held = lease.map(|token| {
             if !local {
                 self.ensure_renewing(state);
             }
@@ -558,7 +541,13 @@ impl Driver {
     }
 
     fn settle_back(&self, state: &mut State, granted: &Granted) {
-        if granted.local || !self.link.capabilities().has(Capability::Corrections) {
+        if granted.local {
+            if let Some(local) = &mut state.local {
+                local.settle_back(self.clock.now(), &granted.job, granted.since);
+            }
+            return;
+        }
+        if !self.link.capabilities().has(Capability::Corrections) {
             return;
         }
         let Some(granted_at) = granted.granted_at else { return };
@@ -576,20 +565,13 @@ impl Driver {
         }
     }
 
-    /// Has a lease released: by this process alone, or by the store.
+    /// Has a lease released.
     pub(super) fn release_held(&self, state: &mut State, held: &Held, release: Release, now: Moment) {
-        if held.local {
-            if let Some(local) = &mut state.local {
-                let exchange = Exchange { releases: vec![release], ..Exchange::default() };
-                // The local model takes any release.
-                let _ = local.exchange(now, &exchange);
-            }
-        } else {
+        if !held.local {
             state.outbox.release(release, now);
-            let dropped = state.outbox.take_dropped();
-            if dropped > 0 {
-                state.notices.push_back(Notice::Undelivered(dropped));
-            }
+        } else if release.outcome == Outcome::Throttled && self.member.policy.adaptive().is_some() {
+            // The store never knew of the lease, but the fleet is to know that the remote pushed back.
+            state.outbox.release(Release { token: UNCOUNTED, retry_after_ms: None, ..release }, now);
         }
         // The slot serves those that wait here in the same exchange, as far as that is fair.
         for line in &mut state.lines {
@@ -655,19 +637,13 @@ impl Driver {
         }
     }
 
-    /// Ends the waits whose time is up.
-    pub(super) fn expire(&self, state: &mut State, now: Moment) {
-        for key in state.expired(now) {
-            self.time_out(state, key, now);
-        }
-    }
-
     pub(super) fn time_out(&self, state: &mut State, key: usize, now: Moment) {
         let Some(waiter) = state.waiters.get(key) else { return };
         // A job that has not asked was held up by what is known, else by others.
         let line = state.lines.get(waiter.tier);
         let (until, held_up) = line.and_then(|line| line.known(waiter.place(key), now)).unzip();
-        let last = held_up.or(waiter.last).unwrap_or(LastCause::Slots);
+        let held_back = || Self::holds_back(state, now).then_some(LastCause::Pause);
+        let last = held_up.or(waiter.last).or_else(held_back).unwrap_or(LastCause::Slots);
         let never_denied = waiter.denied_at.is_none();
         let error = AcquireError::Timeout {
             id: self.member.id.clone(),
@@ -699,10 +675,10 @@ impl Driver {
         }
     }
 
-    // ---- when it goes wrong ----------------------------------------------------------------------------------------
+    // ---- refusing --------------------------------------------------------------------------------------------------
 
     /// An acquire was refused: the one job that can never fit, or all of them.
-    fn refuse(&self, state: &mut State, jobs: &[(usize, u64)], error: &StoreError) {
+    pub(super) fn refuse(&self, state: &mut State, jobs: &[(usize, u64)], error: &StoreError) {
         let refused = match error {
             StoreError::CostExceedsLimit { index, .. } => jobs.get(*index..=*index).unwrap_or(jobs),
             _ => jobs,
@@ -711,86 +687,6 @@ impl Driver {
             if state.waiter(*job).is_some() {
                 state.resolve(job.0, Err(AcquireError::from_store(&self.member.id, error.clone())));
             }
-        }
-    }
-
-    fn refuse_all(&self, state: &mut State, flight: &Flight, error: &StoreError) {
-        for (_, jobs) in &flight.asked {
-            self.refuse(state, jobs, error);
-        }
-    }
-
-    /// An exchange failed as a whole.
-    fn failed(&self, state: &mut State, flight: &Flight, error: StoreError, now: Moment) {
-        self.note_store_error(state);
-        if let StoreError::TooLate { .. } = error {
-            // It was not carried out and never will be: what it carried goes into another. What was thought of the
-            // store's clock may be why.
-            state.store_clock = None;
-            self.came_back(state, now);
-            state.outbox.put_back(&flight.exchange, flight.sent, true);
-            state.unhanded.extend(&flight.handed);
-            state.restore = state.restore.take().or(flight.exchange.restore);
-            return;
-        }
-        if !error.is_unavailable() {
-            // The whole exchange was refused, acquires and all.
-            state.notices.push_back(Notice::Refused("exchange", error.clone()));
-            self.refuse_all(state, flight, &error);
-            return;
-        }
-        if flight.exchange.sequence.is_none() {
-            // It may have been carried out: releases are harmless twice, corrections are not.
-            state.outbox.put_back(&flight.exchange, flight.sent, false);
-            state.unhanded.extend(&flight.handed);
-            state.restore = state.restore.take().or(flight.exchange.restore);
-        }
-        self.went_away(state, error, now);
-    }
-
-    /// The store is away: whoever waits is refused, or served by this process alone.
-    pub(super) fn went_away(&self, state: &mut State, error: StoreError, now: Moment) {
-        let probes = state.away.as_ref().map_or(0, |away| away.probes.saturating_add(1));
-        let probe_at = now.plus(PROBE.spread(probes, fastrand::u32(..)));
-        let since = match &state.away {
-            Some(away) => away.since,
-            None => {
-                state.notices.push_back(Notice::Away(error.clone()));
-                state.local = self.fallback.as_ref().map(|fallback| Local::new(&self.member, fallback));
-                for line in &mut state.lines {
-                    line.unblock();
-                }
-                now
-            }
-        };
-        if self.fallback.is_none() {
-            let keys: Vec<usize> = state
-                .waiters
-                .iter()
-                .filter(|(_, waiter)| waiter.ended.is_none())
-                .map(|(key, _)| key)
-                .collect();
-            for key in keys {
-                state.resolve(key, Err(AcquireError::from_store(&self.member.id, error.clone())));
-            }
-        }
-        state.away = Some(Away { since, probe_at, probes, error });
-        // It probes.
-        self.ensure_running(state);
-    }
-
-    /// The store answers again: what was granted without it is handed over.
-    pub(super) fn came_back(&self, state: &mut State, now: Moment) {
-        let Some(away) = state.away.take() else { return };
-        state.notices.push_back(Notice::Back(now.since(away.since)));
-        state.local = None;
-        for line in &mut state.lines {
-            line.unblock();
-        }
-        let local = state.held.iter().filter(|(_, held)| held.local).map(|(key, held)| (key, held.stamp));
-        let local: Vec<_> = local.collect();
-        if self.member.policy.bound().is_some() {
-            state.unhanded.extend(local);
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Outbox {
     observations: VecDeque<Observation>,
     /// Dropped since the last report.
     dropped: usize,
+    /// Whether it was reported that some are dropped.
+    reported: bool,
 }
 
 impl Outbox {
@@ -38,34 +40,57 @@ impl Outbox {
         self.dropped += keep_last(&mut self.observations);
     }
 
-    pub(super) fn take_dropped(&mut self) -> usize {
-        std::mem::take(&mut self.dropped)
+    /// How many are kept.
+    pub(super) fn len(&self) -> usize {
+        self.releases.len() + self.settlements.len() + self.observations.len()
     }
 
-    /// Moves as much as one exchange takes into it. An outcome from before `old` says nothing of now.
-    pub(super) fn fill(&mut self, exchange: &mut Exchange, old: Moment) {
+    /// How many were dropped since the last report, where that is worth one: at once for the first, and then once for
+    /// all when something was delivered.
+    pub(super) fn dropped(&mut self, delivered: bool) -> Option<usize> {
+        let due = self.dropped > 0 && (delivered || !self.reported);
+        self.reported = if due { !delivered } else { self.reported && !delivered };
+        due.then(|| std::mem::take(&mut self.dropped))
+    }
+
+    /// Moves as much as one exchange takes into it; says when each release was handed over. An outcome from before `old`
+    /// says nothing of now.
+    pub(super) fn fill(&mut self, exchange: &mut Exchange, old: Moment) -> Vec<Moment> {
         let releases = self.releases.len().min(MOST_TOKENS);
-        exchange.releases =
-            self.releases.drain(..releases).map(|(release, at)| aged(release, at, old)).collect();
+        let (releases, handed_over) =
+            self.releases.drain(..releases).map(|(release, at)| (aged(release, at, old), at)).unzip();
+        exchange.releases = releases;
         let settlements = self.settlements.len().min(MOST_TOKENS);
         exchange.settlements = self.settlements.drain(..settlements).collect();
         let observations = self.observations.len().min(MOST_TOKENS);
         exchange.observations = self.observations.drain(..observations).collect();
+        handed_over
     }
 
-    /// Puts back what an exchange did not deliver.
-    pub(super) fn put_back(&mut self, exchange: &Exchange, sent: Moment, corrections: bool) {
-        for release in exchange.releases.iter().rev() {
-            self.releases.push_front((*release, sent));
+    /// Puts back releases that were not delivered, or perhaps not: they are harmless twice.
+    pub(super) fn put_back_releases(&mut self, releases: &[Release], handed_over: &[Moment]) {
+        for (release, at) in releases.iter().zip(handed_over).rev() {
+            self.releases.push_front((*release, *at));
         }
-        if corrections {
-            for settlement in exchange.settlements.iter().rev() {
-                self.settlements.push_front(settlement.clone());
-            }
-            for observation in exchange.observations.iter().rev() {
-                self.observations.push_front(observation.clone());
-            }
+    }
+
+    /// Puts back settlements that were certainly not carried out.
+    pub(super) fn put_back_settlements(&mut self, settlements: &[Settlement]) {
+        for settlement in settlements.iter().rev() {
+            self.settlements.push_front(settlement.clone());
         }
+    }
+
+    /// Puts back observations that were certainly not carried out.
+    pub(super) fn put_back_observations(&mut self, observations: &[Observation]) {
+        for observation in observations.iter().rev() {
+            self.observations.push_front(observation.clone());
+        }
+    }
+
+    /// Gives up on what may or may not have been carried out, and must not be twice.
+    pub(super) const fn give_up(&mut self, corrections: usize) {
+        self.dropped += corrections;
     }
 }
 

@@ -87,7 +87,7 @@ impl Permit {
             let retry_after_ms = retry_after.map(time::ceil_millis);
             let release = Release { token: held.token, outcome, retry_after_ms };
             driver.let_go(&mut state, &held, release);
-        } else if driver.local_limit.is_some() && !state.waiters.is_empty() {
+        } else if (driver.local_limit.is_some() || state.local.is_some()) && !state.waiters.is_empty() {
             let now = driver.clock.now();
             for line in &mut state.lines {
                 line.room(now);

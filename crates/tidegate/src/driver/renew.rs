@@ -8,7 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tidegate_core::{Renewal, Restore, Token, store::MOST_TOKENS, time::Moment};
+use tidegate_core::{Epoch, Renewal, Restore, Token, store::MOST_TOKENS, time::Moment};
 
 use super::{
     Driver,
@@ -55,6 +55,8 @@ enum Next {
 struct Batch {
     renewals: Vec<Renewal>,
     restore: Option<Restore>,
+    /// The epoch that was known when it was put together.
+    epoch: Option<Epoch>,
     /// What is left until the first of them is over.
     left: Duration,
 }
@@ -87,7 +89,8 @@ impl Driver {
                     Next::Sleep(due_at.min(now.plus(ttl / 3)))
                 } else {
                     let renewals = self.due_renewals(&state, now, ttl);
-                    Next::Renew(Batch { renewals, restore: state.restore, left: earliest.since(now) })
+                    let restore = self.restore(&state, now);
+                    Next::Renew(Batch { renewals, restore, epoch: state.epoch, left: earliest.since(now) })
                 }
             }
         };
@@ -97,7 +100,8 @@ impl Driver {
 
     /// Renews a batch; says how long to wait before the next try where that failed.
     async fn renew_batch(&self, batch: &Batch) -> Option<Duration> {
-        let Batch { renewals, restore, left } = batch;
+        let Batch { renewals, restore, epoch, left } = batch;
+        let again = (*left / 16).clamp(Duration::from_millis(1), Duration::from_secs(1));
         let try_for = (*left / 4).clamp(Duration::from_millis(1), self.op_timeout);
         let sent = self.clock.now();
         let answer = self.link.renew(&self.member, restore.as_ref(), renewals, try_for).await;
@@ -105,20 +109,21 @@ impl Driver {
             let mut state = self.lock();
             self.note_store_error(&mut state);
             self.unlock(state);
-            return Some((*left / 16).clamp(Duration::from_millis(1), Duration::from_secs(1)));
+            return Some(again);
         };
+        let now = self.clock.now();
         let mut state = self.lock();
-        let known = state.epoch;
-        self.take_head(&mut state, &reply.head, sent, self.clock.now());
+        self.answers_again(&mut state, now);
+        self.take_head(&mut state, &reply.head, sent, now);
         // Leases that a new state does not know are taken up by the next try, which says what was lost.
-        let lost_meanwhile = known.is_some() && reply.head.epoch != known && restore.is_none();
+        let lost_meanwhile = epoch.is_some() && reply.head.epoch != *epoch && restore.is_none();
         if !lost_meanwhile {
             let live: Vec<(Token, bool)> =
                 renewals.iter().map(|renewal| renewal.token).zip(reply.body.live).collect();
             self.take_renewed(&mut state, &live, sent);
         }
         self.unlock(state);
-        None
+        lost_meanwhile.then_some(again)
     }
 
     /// What is due now, and what would be due before long, in one batch.

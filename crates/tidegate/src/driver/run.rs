@@ -1,20 +1,22 @@
 //! The task of a driver: exchanges with a store that answers later, timers, and what the store pushes.
 
 use std::{
-    convert::Infallible,
+    future::Future,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
-    task::Waker,
     time::Duration,
 };
 
+use parking_lot::MutexGuard;
 use tidegate_core::{Wake, time::Moment};
 
 use super::{
-    Control, Driver,
+    Driver,
+    notice::Notice,
     state::{Flight, State},
     task::Guard,
 };
-use crate::clock::Task;
+use crate::{clock::Task, link::Failed};
 
 /// A driver that is told of changes looks for itself this often, and one that is not this often.
 const REFRESH: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
@@ -29,45 +31,52 @@ async fn run_on(driver: Arc<Driver>, guard: Guard) {
     loop {
         // Pushes may come as fast as they are taken; the others on this thread have their turn all the same.
         tokio::task::coop::consume_budget().await;
-        driver.pay_owed().await;
-        let flight = {
-            let now = driver.clock.now();
-            let pushed = std::mem::take(&mut *driver.inbox.lock());
-            let mut state = driver.lock();
-            driver.take_pushed(&mut state, pushed, now);
-            driver.end_pause(&mut state, now);
-            driver.look_again(&mut state, now);
-            if driver.decides_now(&state) {
-                driver.pump(&mut state);
-            }
-            let flight = driver.next_flight(&mut state, now);
-            if flight.is_none() && driver.is_over(&state) {
-                state.running = false;
-                state.subscription = None;
-                driver.unlock(state);
-                driver.delivered.notify_waiters();
+        match driver.turn() {
+            Turn::Fly(flight) => driver.fly(&flight).await,
+            Turn::Pause(until) => driver.send_pause(until).await,
+            Turn::Resume => driver.send_resume().await,
+            Turn::Rest => driver.rest().await,
+            Turn::Over => {
                 guard.done();
                 return;
             }
-            driver.unlock(state);
-            flight
-        };
-        match flight {
-            Some(flight) => driver.fly(&flight).await,
-            None => driver.rest().await,
         }
     }
+}
+
+/// What the task does next.
+enum Turn {
+    /// Sends an exchange.
+    Fly(Arc<Flight>),
+    /// Tells the store of a pause.
+    Pause(Moment),
+    /// Tells the store that a pause is ended.
+    Resume,
+    /// Waits for something to do.
+    Rest,
+    /// Ends.
+    Over,
 }
 
 /// Has whoever waits start the task again.
 pub(super) fn gone(driver: &Driver) {
     let mut state = driver.lock();
     state.running = false;
+    state.looks_up_at = None;
     state.subscription = None;
+    if let Some(flight) = state.flying.take_if(|flight| flight.exchange.sequence.is_none()) {
+        // Without a number it is not sent again.
+        for job in flight.asked.iter().flat_map(|(_, jobs)| jobs) {
+            if let Some(waiter) = state.waiter(*job) {
+                waiter.asked = false;
+            }
+        }
+        driver.take_back(&mut state, &flight, false);
+    }
     let wakers = state.waiters.iter_mut().filter_map(|(_, waiter)| waiter.waker.take());
     let wakers: Vec<_> = wakers.collect();
-    drop(state);
-    wakers.into_iter().for_each(Waker::wake);
+    state.wakers.extend(wakers);
+    driver.unlock(state);
     driver.delivered.notify_waiters();
 }
 
@@ -78,15 +87,62 @@ impl Driver {
         self.lock().subscription = subscription;
     }
 
+    /// Sees to what is due, and says what to do next.
+    fn turn(&self) -> Turn {
+        let now = self.clock.now();
+        let mut state = self.see_to_it(now);
+        // Unless a caller does.
+        let tells = state.away.is_none() && state.telling == 0;
+        let turn = if let Some(flight) = self.next_flight(&mut state, now) {
+            Turn::Fly(flight)
+        } else if let Some(until) = state.unsent_pause.filter(|_| tells) {
+            Turn::Pause(until)
+        } else if state.unsent_resume && tells {
+            Turn::Resume
+        } else if self.is_over(&mut state, now) {
+            state.running = false;
+            state.subscription = None;
+            Turn::Over
+        } else {
+            Turn::Rest
+        };
+        self.unlock(state);
+        if matches!(turn, Turn::Over) {
+            self.delivered.notify_waiters();
+        }
+        turn
+    }
+
+    /// Sees to what is due and needs no answer of a store that lets one wait.
+    fn see_to_it(&self, now: Moment) -> MutexGuard<'_, State> {
+        let pushed = std::mem::take(&mut *self.inbox.lock());
+        let mut state = self.lock();
+        self.take_pushed(&mut state, pushed, now);
+        self.end_pause(&mut state, now);
+        self.look_again(&mut state, now);
+        self.expire(&mut state, now);
+        self.pump(&mut state);
+        state
+    }
+
     /// Whether no handle is left.
     pub(super) fn is_left(&self) -> bool {
         self.handles.load(Ordering::Acquire) == 0
     }
 
     /// Whether nothing is left to do, and no one to do it for.
-    fn is_over(&self, state: &State) -> bool {
-        let done = state.waiters.is_empty() && state.permits() == 0 && state.owed.is_none();
-        self.is_left() && done && state.is_delivered()
+    fn is_over(&self, state: &mut State, now: Moment) -> bool {
+        if !self.is_left() || !state.waiters.is_empty() || state.permits() > 0 {
+            return false;
+        }
+        if state.is_delivered() && state.unsent_pause.is_none() && !state.unsent_resume {
+            return true;
+        }
+        let moot = self.is_moot(state, now);
+        if moot && !state.outbox.is_empty() {
+            state.notices.push_back(Notice::Undelivered(state.outbox.len()));
+        }
+        moot
     }
 
     fn take_pushed(&self, state: &mut State, pushed: Vec<Wake>, now: Moment) {
@@ -101,7 +157,7 @@ impl Driver {
                 Wake::Paused { left_ms } => {
                     self.note_pause(state, now.plus(Duration::from_millis(left_ms)), now)
                 }
-                Wake::Resumed => self.note_resumed(state),
+                Wake::Resumed => self.note_resumed(state, now),
                 Wake::Limit(limit) => self.take_limit(state, Some(limit)),
                 Wake::Policy { .. } => {
                     for line in &mut state.lines {
@@ -127,17 +183,19 @@ impl Driver {
 
     /// What to send next: the exchange whose answer was lost, or a new one; a probe where the store is away.
     fn next_flight(&self, state: &mut State, now: Moment) -> Option<Arc<Flight>> {
-        if let Some(away) = &state.away {
-            if away.probe_at > now {
-                return None;
-            }
-            if let Some(lost) = &state.flying {
-                return Some(Arc::clone(lost));
-            }
-            return Some(Arc::new(Flight::single(now)));
+        if state.away.as_ref().is_some_and(|away| away.probe_at > now) {
+            return None;
         }
         if let Some(lost) = &state.flying {
-            return Some(Arc::clone(lost));
+            if self.is_remembered(lost, now) {
+                return Some(Arc::clone(lost));
+            }
+            let lost = Arc::clone(lost);
+            state.flying = None;
+            self.take_back(state, &lost, false);
+        }
+        if state.away.is_some() {
+            return Some(Arc::new(Flight::single(now)));
         }
         if self.link.sync().is_some() {
             return None;
@@ -148,82 +206,66 @@ impl Driver {
     }
 
     async fn fly(&self, flight: &Arc<Flight>) {
-        let answer = tokio::select! {
-            biased;
-            answer = self.link.exchange(&self.member, &flight.exchange) => answer,
-            never = self.keep_time() => match never {},
-        };
-        let unsent_pause = {
-            let mut state = self.lock();
-            let was_away = state.away.is_some();
-            // An answer that was lost is asked for again under the same number.
-            let lost = flight.exchange.sequence.is_some()
-                && answer.as_ref().is_err_and(tidegate_core::StoreError::is_unavailable);
-            if !lost {
-                state.flying = None;
-            }
-            self.apply(&mut state, flight, answer);
-            let now = self.clock.now();
-            let pause = state.unsent_pause.filter(|_| was_away && state.away.is_none());
-            if pause.is_some() {
-                state.unsent_pause = None;
-            }
-            self.unlock(state);
-            pause.map(|until| until.since(now)).filter(|left| !left.is_zero())
-        };
-        self.delivered.notify_waiters();
-        if let Some(left) = unsent_pause {
-            // The fleet hears of it now; trouble comes back here and is kept for the next time.
-            let _ = self.pause_now(left).await;
+        let answer = self.meanwhile(self.link.exchange(&self.member, &flight.exchange)).await;
+        let mut state = self.lock();
+        // An answer that was lost is asked for again under the same number.
+        let lost = flight.exchange.sequence.is_some() && answer.as_ref().is_err_and(Failed::is_lost);
+        if !lost {
+            state.flying = None;
         }
+        self.apply(&mut state, flight, answer);
+        self.unlock(state);
     }
 
-    /// Ends what a caller began and did not wait for. Trouble is kept for when the store is back.
-    async fn pay_owed(&self) {
-        let (owed, left) = {
-            let mut state = self.lock();
-            let left = state.unsent_pause.map(|until| until.since(self.clock.now()));
-            (state.owed.take(), left.filter(|left| !left.is_zero()))
-        };
-        match (owed, left) {
-            (Some(Control::Pause), Some(left)) => drop(self.pause_now(left).await),
-            (Some(Control::Resume), _) => drop(self.resume_now().await),
-            _ => {}
-        }
+    async fn send_pause(&self, until: Moment) {
+        let sent = self.clock.now();
+        let answer = self.meanwhile(self.link.pause(&self.member, until.since(sent))).await;
+        let mut state = self.lock();
+        self.take_paused(&mut state, until, sent, &answer);
+        self.unlock(state);
     }
 
-    /// Sees to what must not wait for as long as an exchange takes: the ends of waits and of a pause, and what this
-    /// process decides alone.
-    async fn keep_time(&self) -> Infallible {
+    async fn send_resume(&self) {
+        let answer = self.meanwhile(self.link.resume(&self.member)).await;
+        let mut state = self.lock();
+        self.take_resumed(&mut state, &answer);
+        self.unlock(state);
+    }
+
+    /// Waits for an answer, and sees to everything else meanwhile: no one's time is up later for it.
+    async fn meanwhile<T>(&self, answer: impl Future<Output = T>) -> T {
+        let mut answer = pin!(answer);
+        let over_at = self.clock.now().plus(self.op_timeout);
         loop {
-            let next = {
+            let looks_up_at = {
                 let mut state = self.lock();
-                let now = self.clock.now();
-                self.end_pause(&mut state, now);
-                if self.decides_now(&state) {
-                    self.pump(&mut state);
-                } else {
-                    self.expire(&mut state, now);
-                }
-                let next = self.next_here(&state, now, state.local.is_some());
-                self.unlock(state);
+                let next = self.next_look(&state, Waits::ForAnAnswer).filter(|at| *at < over_at);
+                state.looks_up_at = Some(next.unwrap_or(over_at));
                 next
             };
-            self.rest_until(next).await;
+            let answer = tokio::select! {
+                biased;
+                answer = answer.as_mut() => Some(answer),
+                () = self.called(looks_up_at) => None,
+            };
+            self.lock().looks_up_at = None;
+            if let Some(answer) = answer {
+                return answer;
+            }
+            let state = self.see_to_it(self.clock.now());
+            self.unlock(state);
         }
     }
 
     /// Waits for a reason to look again.
     async fn rest(&self) {
-        let wake_at = {
-            let state = self.lock();
-            self.next_look(&state, self.clock.now())
-        };
-        self.rest_until(wake_at).await;
+        let looks_up_at = self.next_look(&self.lock(), Waits::ForSomethingToDo);
+        self.called(looks_up_at).await;
     }
 
-    async fn rest_until(&self, wake_at: Option<Moment>) {
-        match wake_at {
+    /// Waits until someone rings, and no longer than that.
+    async fn called(&self, until: Option<Moment>) {
+        match until {
             None => self.bell.notified().await,
             Some(at) => {
                 tokio::select! {
@@ -236,25 +278,31 @@ impl Driver {
     }
 
     /// When there is something to do, if nothing else happens: one timer for all that waits.
-    fn next_look(&self, state: &State, now: Moment) -> Option<Moment> {
-        let away = state.away.as_ref().map(|away| away.probe_at);
-        let serves = state.away.is_none() || state.local.is_some();
-        let refresh = state.refresh_at.filter(|_| state.away.is_none());
-        self.next_here(state, now, serves).into_iter().chain(away).chain(refresh).min()
+    fn next_look(&self, state: &State, waits: Waits) -> Option<Moment> {
+        let idle = waits == Waits::ForSomethingToDo;
+        let away = state.away.as_ref().map(|away| away.probe_at).filter(|_| idle);
+        let refresh = state.refresh_at.filter(|_| idle && state.away.is_none());
+        // Lines are not looked at while the store cannot be asked.
+        let serves = state.local.is_some() || (idle && state.away.is_none() && state.unsent_pause.is_none());
+        let here = self.local_limit.is_none_or(|limit| state.permits() < limit);
+        let lines = state.lines.iter().filter(|_| serves && here).filter_map(super::queue::Line::next_due);
+        let pauses = state.paused_until.into_iter().chain(state.unsent_pause);
+        let due = lines.chain(state.next_deadline()).chain(pauses).chain(away).chain(refresh);
+        due.min()
     }
+}
 
-    /// When there is something to do for those that wait here, or for a pause.
-    fn next_here(&self, state: &State, now: Moment, serves: bool) -> Option<Moment> {
-        let free = self.local_limit.is_none_or(|limit| state.permits() < limit);
-        let lines = state.lines.iter().filter(|_| serves && free).filter_map(super::queue::Line::next_due);
-        lines.chain(state.next_deadline(now)).chain(state.paused_until).min()
-    }
+/// What the task waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    ForSomethingToDo,
+    ForAnAnswer,
 }
 
 impl Flight {
     /// An exchange that asks for nothing.
     pub(super) fn single(sent: Moment) -> Self {
         let exchange = tidegate_core::Exchange::default();
-        Self { exchange, asked: Vec::new(), handed: Vec::new(), sent, local: false }
+        Self { exchange, asked: Vec::new(), handed: Vec::new(), released: Vec::new(), sent, local: false }
     }
 }

@@ -15,7 +15,7 @@ use tidegate_core::{
 };
 
 use super::{
-    Ask, Control, View,
+    Ask, View,
     local::Local,
     notice::Notice,
     outbox::Outbox,
@@ -29,6 +29,9 @@ pub(super) struct State {
     /// How many of each line try once.
     pub(super) trying: Vec<usize>,
     deadlines: BTreeSet<(Moment, usize)>,
+    /// Until when at the latest each job waits that the store owes a first answer: its timeout is no longer than one
+    /// operation, or over already.
+    owed: BTreeSet<(Moment, usize)>,
     arrivals: u64,
     pub(super) held: Slab<Held>,
     pub(super) in_flight: Vec<u32>,
@@ -36,17 +39,30 @@ pub(super) struct State {
     /// The exchange under way, or the one whose answer was lost.
     pub(super) flying: Option<Arc<Flight>>,
     pub(super) number: u64,
+    /// While an answer is waited for: when the task looks up from that.
+    pub(super) looks_up_at: Option<Moment>,
     pub(super) away: Option<Away>,
+    /// While the store is away: what decides in its place.
     pub(super) local: Option<Local>,
+    /// Until it goes away again: what decided in its place.
+    pub(super) resting: Option<Local>,
     /// Leases granted here that the store is to count.
     pub(super) unhanded: Vec<(usize, u64)>,
+    /// Until when the fleet is to be paused by the word of this process, as long as the store does not have it.
     pub(super) unsent_pause: Option<Moment>,
-    /// What a caller began and did not wait for.
-    pub(super) owed: Option<Control>,
+    /// How many callers are telling the store of a pause or its end.
+    pub(super) telling: usize,
+    /// Whether the fleet is to go on by the word of this process, as long as the store may not have it.
+    pub(super) unsent_resume: bool,
+    /// What the store lost and this process knows, until the store has it again.
     pub(super) restore: Option<tidegate_core::Restore>,
+    /// Leases to be renewed with that.
+    pub(super) unrestored: Vec<(usize, u64)>,
     /// What the last brief answer of the synchronous path said.
     pub(super) seen: u64,
     pub(super) epoch: Option<Epoch>,
+    /// When this process learnt of that epoch.
+    pub(super) epoch_since: Moment,
     pub(super) limit: Option<Limit>,
     pub(super) lease_ttl: Duration,
     /// The store's clock at some moment of ours.
@@ -54,6 +70,8 @@ pub(super) struct State {
     pub(super) paused_until: Option<Moment>,
     /// When this process learnt of the pause.
     pub(super) paused_since: Moment,
+    /// When this process learnt that the last pause was ended.
+    pub(super) resumed_at: Moment,
     pub(super) closed: bool,
     pub(super) running: bool,
     pub(super) renewing: bool,
@@ -80,6 +98,8 @@ pub(super) struct Waiter {
     pub(super) timeout: Duration,
     pub(super) since: Moment,
     pub(super) deadline: Option<Moment>,
+    /// Until when it waits for the first answer, where that is what it waits for.
+    owed_until: Option<Moment>,
     /// When it was first denied.
     pub(super) denied_at: Option<Moment>,
     pub(super) last: Option<LastCause>,
@@ -145,6 +165,8 @@ pub(super) struct Flight {
     pub(super) asked: Vec<(usize, Vec<(usize, u64)>)>,
     /// For each hand-over, the lease: key and stamp.
     pub(super) handed: Vec<(usize, u64)>,
+    /// For each release, when it was handed over.
+    pub(super) released: Vec<Moment>,
     pub(super) sent: Moment,
     /// Whether it is decided by this process alone.
     pub(super) local: bool,
@@ -163,25 +185,32 @@ impl State {
             waiters: Slab::new(),
             trying: vec![0; tiers],
             deadlines: BTreeSet::new(),
+            owed: BTreeSet::new(),
             arrivals: 0,
             held: Slab::new(),
             in_flight: vec![0; tiers],
             outbox: Outbox::default(),
             flying: None,
             number: 0,
+            looks_up_at: None,
             away: None,
             local: None,
+            resting: None,
             unhanded: Vec::new(),
             unsent_pause: None,
-            owed: None,
+            telling: 0,
+            unsent_resume: false,
             restore: None,
+            unrestored: Vec::new(),
             seen: 0,
             epoch: None,
+            epoch_since: Moment::default(),
             limit: None,
             lease_ttl: Duration::from_millis(policy.lease_ttl_ms()),
             store_clock: None,
             paused_until: None,
             paused_since: Moment::default(),
+            resumed_at: Moment::default(),
             closed: false,
             running: false,
             renewing: false,
@@ -202,8 +231,8 @@ impl State {
         self.arrivals
     }
 
-    /// Puts a job into its line.
-    pub(super) fn enqueue(&mut self, ask: &Ask, tier: usize, now: Moment) -> usize {
+    /// Puts a job into its line. Its first answer may take as long as `op_timeout`.
+    pub(super) fn enqueue(&mut self, ask: &Ask, tier: usize, op_timeout: Duration, now: Moment) -> usize {
         let stamp = self.stamp();
         let deadline = (ask.timeout <= LONGEST).then(|| now.plus(ask.timeout));
         let key = self.waiters.insert(Waiter {
@@ -214,6 +243,7 @@ impl State {
             timeout: ask.timeout,
             since: now,
             deadline,
+            owed_until: None,
             denied_at: None,
             last: None,
             hint_at: None,
@@ -224,6 +254,7 @@ impl State {
         });
         if ask.timeout.is_zero() {
             self.trying[tier] += 1;
+            self.defer(key, now.plus(op_timeout));
         } else if let Some(at) = deadline {
             self.deadlines.insert((at, key));
         }
@@ -247,6 +278,9 @@ impl State {
         }
         if waiter.tries_once() {
             self.trying[waiter.tier] -= 1;
+        }
+        if let Some(at) = waiter.owed_until {
+            self.owed.remove(&(at, key));
         } else if let Some(at) = waiter.deadline {
             self.deadlines.remove(&(at, key));
         }
@@ -272,18 +306,35 @@ impl State {
         self.waiters.try_remove(key)
     }
 
-    /// Those whose time is up and about whom no first answer is outstanding.
-    pub(super) fn expired(&self, now: Moment) -> Vec<usize> {
-        let due = self.deadlines.iter().take_while(|(at, _)| *at <= now);
-        let waits_for_its_one_try =
-            |key: usize| self.waiters.get(key).is_some_and(|waiter| waiter.asked && waiter.last.is_none());
-        due.map(|(_, key)| *key).filter(|key| !waits_for_its_one_try(*key)).collect()
+    /// Those whose timeout is over, but for those that are owed an answer.
+    pub(super) fn past_deadline(&self, now: Moment) -> Vec<usize> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key).collect()
     }
 
-    pub(super) fn next_deadline(&self, now: Moment) -> Option<Moment> {
-        let outstanding =
-            |key: usize| self.waiters.get(key).is_some_and(|waiter| waiter.asked && waiter.last.is_none());
-        self.deadlines.iter().find(|(at, key)| *at > now || !outstanding(*key)).map(|(at, _)| *at)
+    /// Lets a job wait until then for the first answer about it, whatever its timeout.
+    pub(super) fn defer(&mut self, key: usize, until: Moment) {
+        let Some(waiter) = self.waiters.get_mut(key) else { return };
+        waiter.owed_until = Some(until);
+        if let Some(at) = waiter.deadline {
+            self.deadlines.remove(&(at, key));
+        }
+        self.owed.insert((until, key));
+    }
+
+    /// Those that are owed an answer, the one that has waited longest first.
+    pub(super) fn owed(&self) -> impl Iterator<Item = (Moment, usize)> + '_ {
+        self.owed.iter().copied()
+    }
+
+    /// When the next wait is over.
+    pub(super) fn next_deadline(&self) -> Option<Moment> {
+        let first = |set: &BTreeSet<(Moment, usize)>| set.first().map(|(at, _)| *at);
+        first(&self.deadlines).into_iter().chain(first(&self.owed)).min()
+    }
+
+    /// Leases that the store counts, or did before it lost its state.
+    pub(super) fn counted(&self) -> impl Iterator<Item = (usize, &Held)> {
+        self.held.iter().filter(|(_, held)| !held.lost && !held.local)
     }
 
     pub(super) fn is_delivered(&self) -> bool {
