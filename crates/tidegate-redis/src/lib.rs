@@ -1,0 +1,4 @@
+//! The Redis and Valkey store of Tidegate.
+
+mod scripts;
+mod wire;
