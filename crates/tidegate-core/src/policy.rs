@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Fraction, Invalid, Name,
+    Fraction, Invalid, Name, StoreError,
     limit::LimitPolicy,
     rule::{self, CheckedRule, Rule},
     time,
@@ -399,6 +399,39 @@ pub struct Member {
     pub on_superseded: OnSuperseded,
     /// What an adaptive limit starts from where the store has none; ignored for any other bound.
     pub initial_limit: u32,
+}
+
+impl Member {
+    /// The policy that its requests are decided by, where `pinned` is what the store has.
+    ///
+    /// # Errors
+    /// [`StoreError::PolicyDiffers`] from the pinned one of the same revision; [`StoreError::Superseded`] by a higher one,
+    /// where it refuses that.
+    ///
+    /// Spec: ST-5.
+    pub fn deciding(&self, pinned: Option<&Arc<Policy>>) -> Result<Arc<Policy>, StoreError> {
+        let offered = &self.policy;
+        let Some(pinned) = pinned else { return Ok(Arc::clone(offered)) };
+        if Arc::ptr_eq(pinned, offered) || offered.revision() > pinned.revision() {
+            return Ok(Arc::clone(offered));
+        }
+        if offered.revision() < pinned.revision() {
+            return match self.on_superseded {
+                OnSuperseded::Adopt => Ok(Arc::clone(pinned)),
+                OnSuperseded::Refuse => {
+                    Err(StoreError::Superseded { own: offered.revision(), pinned: pinned.revision() })
+                }
+            };
+        }
+        match pinned.difference(offered) {
+            None => Ok(Arc::clone(pinned)),
+            Some(difference) => Err(StoreError::PolicyDiffers {
+                field: difference.field,
+                pinned: difference.pinned,
+                offered: difference.offered,
+            }),
+        }
+    }
 }
 
 /// Names one driver (a process's queue for one id): 128 random bits.

@@ -33,7 +33,7 @@ pub use reply::{
 };
 pub use request::{
     AcquireRequest, Costs, HandOver, Job, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Observation,
-    Outcome, Release, Renewal, Restore, ScopedJob, ScopedRequest, Settlement,
+    Outcome, Release, Renewal, Restore, ScopedJob, ScopedRequest, Settlement, at_most, pause_millis,
 };
 pub use snapshot::{Page, RuleLevel, Snapshot, page_size};
 pub use wake::{Listener, Subscription, Wake};

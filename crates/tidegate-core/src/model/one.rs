@@ -6,7 +6,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use crate::{
-    Bound, DriverId, Epoch, Id, Identity, Invalid, LeaseView, Member, Name, OnSuperseded, Policy, Token,
+    Bound, DriverId, Epoch, Id, Identity, Invalid, LeaseView, Member, Name, Policy, Token,
     lease::{Leases, Terms},
     limit::LimitState,
     policy::MOST_CLASSES,
@@ -14,10 +14,9 @@ use crate::{
     share,
     store::{
         self, Acquire, AcquireReply, AcquireRequest, Acquired, Brief, Costs, Denial, Exchange, ExchangeReply,
-        Grant, HandOver, Head, Limit, Line, MOST_JOBS, MOST_SCOPED_JOBS, MOST_TOKENS, Marks, Observation,
-        Outcome, Page, PauseReply, Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant,
-        ScopedJob, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake,
-        request::{MOST_ACTUAL, at_most, pause_millis},
+        Grant, HandOver, Head, Limit, Line, MOST_TOKENS, Marks, Observation, Outcome, Page, PauseReply,
+        Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant, ScopedJob, ScopedReply,
+        ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake, at_most, pause_millis,
     },
     time::{LAST, Moment},
 };
@@ -771,12 +770,7 @@ impl IdModel {
         hand_overs: &[HandOver],
     ) -> Result<Vec<Token>, StoreError> {
         at_most("hand_overs", hand_overs.len(), MOST_TOKENS)?;
-        let policy = self.policy_for(member)?;
-        if policy.bound().is_none() {
-            return Err(
-                Invalid::new("hand_overs", hand_overs.len(), "none without a bound on concurrency").into()
-            );
-        }
+        HandOver::check(hand_overs, &*self.policy_for(member)?)?;
         self.adopt(step, member);
         let epoch = self.live(step).epoch;
         let Some(pinned) = self.pinned_mut() else { return Ok(Vec::new()) };
@@ -794,14 +788,7 @@ impl IdModel {
     }
 
     fn settle_step(&mut self, step: Step, settlements: &[Settlement]) -> Result<Vec<Settled>, StoreError> {
-        at_most("settlements", settlements.len(), MOST_TOKENS)?;
-        for settlement in settlements {
-            for (option, given) in [("actual", settlement.actual), ("cost", settlement.cost)] {
-                if given > MOST_ACTUAL {
-                    return Err(Invalid::new(option, given, "0 to 10^12").into());
-                }
-            }
-        }
+        Settlement::check(settlements)?;
         let settled = settlements.iter().map(|settlement| {
             let correct = |rule: &CheckedRule, level: &mut crate::rule::RuleState| {
                 let granted_ms = settlement.granted_at.millis();
@@ -883,19 +870,10 @@ impl IdModel {
         request: &AcquireRequest,
         freed: u32,
     ) -> Result<AcquireReply, StoreError> {
+        request.check_size()?;
         let jobs = request.jobs.len();
-        if !(1..=MOST_JOBS).contains(&jobs) {
-            return Err(Invalid::new("jobs", jobs, "1 to 512").into());
-        }
         let policy = self.policy_for(member)?;
-        if let Some(rule) = policy.rules().iter().find(|rule| rule.scope().is_some()) {
-            let scope = rule.scope().map_or("", Name::as_str);
-            return Err(Invalid::new("scope", "none", format!("one identity of {scope} for each job")).into());
-        }
-        let tier = tier_of(&policy, request.class.as_ref())?;
-        for (index, job) in request.jobs.iter().enumerate() {
-            job.costs.check(&member.policy, &policy, index)?;
-        }
+        let tier = request.check(&member.policy, &policy)?;
         self.adopt(step, member);
         if let Some(denial) = self.pause_denial(step.ms) {
             return Ok(AcquireReply { denied: Some(denial), ..AcquireReply::default() });
@@ -941,16 +919,10 @@ impl IdModel {
         request: &ScopedRequest,
         freed: u32,
     ) -> Result<ScopedReply, StoreError> {
+        request.check_size()?;
         let jobs = request.jobs.len();
-        if !(1..=MOST_SCOPED_JOBS).contains(&jobs) {
-            return Err(Invalid::new("jobs", jobs, "1 to 128").into());
-        }
         let policy = self.policy_for(member)?;
-        let tier = tier_of(&policy, request.class.as_ref())?;
-        for (index, job) in request.jobs.iter().enumerate() {
-            job.costs.check(&member.policy, &policy, index)?;
-            job.check_scopes(&member.policy, &policy)?;
-        }
+        let tier = request.check(&member.policy, &policy)?;
         self.adopt(step, member);
         if let Some(denial) = self.pause_denial(step.ms) {
             let denied = (0..jobs).map(|index| ScopedDenial { index, denial: denial.clone() }).collect();
@@ -995,27 +967,7 @@ impl IdModel {
 
     /// The policy that a request of this member is decided by. Changes nothing.
     fn policy_for(&self, member: &Member) -> Result<Arc<Policy>, StoreError> {
-        let offered = &member.policy;
-        let Some(pinned) = self.pinned().map(|pinned| &pinned.policy) else { return Ok(Arc::clone(offered)) };
-        if Arc::ptr_eq(pinned, offered) || offered.revision() > pinned.revision() {
-            return Ok(Arc::clone(offered));
-        }
-        if offered.revision() < pinned.revision() {
-            return match member.on_superseded {
-                OnSuperseded::Adopt => Ok(Arc::clone(pinned)),
-                OnSuperseded::Refuse => {
-                    Err(StoreError::Superseded { own: offered.revision(), pinned: pinned.revision() })
-                }
-            };
-        }
-        match pinned.difference(offered) {
-            None => Ok(Arc::clone(pinned)),
-            Some(difference) => Err(StoreError::PolicyDiffers {
-                field: difference.field,
-                pinned: difference.pinned,
-                offered: difference.offered,
-            }),
-        }
+        member.deciding(self.pinned().map(|pinned| &pinned.policy))
     }
 
     /// Pins the member's policy where there is none, or a lower revision.
@@ -1379,13 +1331,4 @@ fn longer<'a>(
 
 fn rate_denial((hint_ms, rule): (u64, &CheckedRule)) -> Denial {
     Denial { hint_ms, lease_blocked: false, rule: Some(rule.key().clone()) }
-}
-
-fn tier_of(policy: &Policy, class: Option<&Name>) -> Result<usize, StoreError> {
-    policy.tier(class).ok_or_else(|| {
-        let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
-        let allowed =
-            if names.is_empty() { "none: the policy has no classes".to_owned() } else { names.join(", ") };
-        Invalid::new("class", class.map_or("", Name::as_str), allowed).into()
-    })
 }

@@ -70,7 +70,7 @@ impl Places {
 
     /// Offers room to the oldest places, one job at a time, as long as `fits` says that one more of a tier fits beyond
     /// what was offered already, and calls `tell` for each. Stops at places that began at `before` or later. Lapsed
-    /// places are dropped on the way; those of `except`, and those that `reaches` denies, are passed over.
+    /// places are dropped; those that are to be passed over are.
     pub(super) fn offer(
         &mut self,
         now_ms: u64,
@@ -80,17 +80,13 @@ impl Places {
         fits: impl Fn(usize, &PerTier) -> bool,
         mut tell: impl FnMut(DriverId, usize),
     ) {
-        let mut lapsed = Vec::new();
+        self.drop_lapsed(now_ms);
         // What does not fit once does not fit later on: no offer makes room.
         let mut full = [false; MOST_CLASSES + 1];
         for (key, place) in &mut self.by_age {
             let (since_ms, driver, tier) = *key;
             if since_ms >= before || most == 0 {
                 break;
-            }
-            if place.lapses_ms <= now_ms {
-                lapsed.push(*key);
-                continue;
             }
             if full[tier] || passed_over(driver) {
                 continue;
@@ -106,7 +102,11 @@ impl Places {
                 tell(driver, tier);
             }
         }
-        for key in lapsed {
+    }
+
+    fn drop_lapsed(&mut self, now_ms: u64) {
+        let lapsed = self.by_age.iter().filter(|(_, place)| place.lapses_ms <= now_ms);
+        for key in lapsed.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.since.remove(&(key.1, key.2));
             self.drop_place(key);
         }

@@ -125,6 +125,36 @@ pub struct AcquireRequest {
     pub line: Line,
 }
 
+impl AcquireRequest {
+    /// Refuses a queue without a head, or with too long a one.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`].
+    ///
+    /// Spec: ST-3.
+    pub fn check_size(&self) -> Result<(), StoreError> {
+        check_jobs(self.jobs.len(), MOST_JOBS)
+    }
+
+    /// Checks the request of a member that offers one policy, as another is to decide it; says in which tier it is.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a scope that is missing, an unknown class or cost;
+    /// [`StoreError::CostExceedsLimit`].
+    ///
+    /// Spec: BI-1.
+    pub fn check(&self, offered: &Policy, deciding: &Policy) -> Result<usize, StoreError> {
+        if let Some(scope) = deciding.rules().iter().find_map(CheckedRule::scope) {
+            return Err(Invalid::new("scope", "none", format!("one identity of {scope} for each job")).into());
+        }
+        let tier = tier_of(deciding, self.class.as_ref())?;
+        for (index, job) in self.jobs.iter().enumerate() {
+            job.costs.check(offered, deciding, index)?;
+        }
+        Ok(tier)
+    }
+}
+
 /// One job of a scoped acquire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScopedJob {
@@ -180,6 +210,46 @@ pub struct ScopedRequest {
     pub line: Line,
 }
 
+impl ScopedRequest {
+    /// Refuses a request without jobs, or with too many.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`].
+    pub fn check_size(&self) -> Result<(), StoreError> {
+        check_jobs(self.jobs.len(), MOST_SCOPED_JOBS)
+    }
+
+    /// As [`AcquireRequest::check`], with identities.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, offered: &Policy, deciding: &Policy) -> Result<usize, StoreError> {
+        let tier = tier_of(deciding, self.class.as_ref())?;
+        for (index, job) in self.jobs.iter().enumerate() {
+            job.costs.check(offered, deciding, index)?;
+            job.check_scopes(offered, deciding)?;
+        }
+        Ok(tier)
+    }
+}
+
+fn check_jobs(given: usize, most: usize) -> Result<(), StoreError> {
+    if (1..=most).contains(&given) {
+        Ok(())
+    } else {
+        Err(Invalid::new("jobs", given, format!("1 to {most}")).into())
+    }
+}
+
+fn tier_of(policy: &Policy, class: Option<&Name>) -> Result<usize, StoreError> {
+    policy.tier(class).ok_or_else(|| {
+        let names: Vec<&str> = policy.classes().iter().map(|class| class.name.as_str()).collect();
+        let allowed =
+            if names.is_empty() { "none: the policy has no classes".to_owned() } else { names.join(", ") };
+        Invalid::new("class", class.map_or("", Name::as_str), allowed).into()
+    })
+}
+
 /// A lease that is given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Release {
@@ -222,6 +292,20 @@ pub struct HandOver {
     pub class: Option<Name>,
 }
 
+impl HandOver {
+    /// Checks hand-overs to an id that a policy decides on.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for too many, or where nothing bounds concurrency.
+    pub fn check(all: &[Self], deciding: &Policy) -> Result<(), StoreError> {
+        at_most("hand_overs", all.len(), MOST_TOKENS)?;
+        if deciding.bound().is_none() {
+            return Err(Invalid::new("hand_overs", all.len(), "none without a bound on concurrency").into());
+        }
+        Ok(())
+    }
+}
+
 /// A cost corrected to what was really used.
 ///
 /// Spec: ST-12.
@@ -237,6 +321,24 @@ pub struct Settlement {
     pub cost: u64,
     /// What was used: 0 to 10^12.
     pub actual: u64,
+}
+
+impl Settlement {
+    /// Checks settlements: how many, and how much they correct to.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`].
+    pub fn check(all: &[Self]) -> Result<(), StoreError> {
+        at_most("settlements", all.len(), MOST_TOKENS)?;
+        for settlement in all {
+            for (option, given) in [("actual", settlement.actual), ("cost", settlement.cost)] {
+                if given > MOST_ACTUAL {
+                    return Err(Invalid::new(option, given, "0 to 10^12").into());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What the server says of its own quota.
@@ -259,15 +361,21 @@ pub struct Observation {
 }
 
 /// The most that a settlement can correct to.
-pub(crate) const MOST_ACTUAL: u64 = 1_000_000_000_000;
+const MOST_ACTUAL: u64 = 1_000_000_000_000;
 
 /// Refuses a list that is too long.
-pub(crate) fn at_most(option: &str, given: usize, most: usize) -> Result<(), Invalid> {
+///
+/// # Errors
+/// [`Invalid`] that names the option.
+pub fn at_most(option: &str, given: usize, most: usize) -> Result<(), Invalid> {
     if given > most { Err(Invalid::new(option, given, format!("at most {most}"))) } else { Ok(()) }
 }
 
-/// A duration as whole milliseconds for the wire, rounded up and within a year and a day.
-pub(crate) fn pause_millis(length: Duration) -> Result<u64, Invalid> {
+/// The length of a pause in whole milliseconds, rounded up.
+///
+/// # Errors
+/// [`Invalid`] for none at all, or more than 366 days.
+pub fn pause_millis(length: Duration) -> Result<u64, Invalid> {
     if length.is_zero() || length > crate::time::LONGEST {
         return Err(Invalid::new("pause", length, "above 0, at most 366 days"));
     }
