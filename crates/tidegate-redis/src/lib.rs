@@ -1,4 +1,7 @@
 //! The Redis and Valkey store of Tidegate.
 
+mod connect;
+mod error;
 mod scripts;
+mod wake;
 mod wire;
