@@ -5,3 +5,5 @@ mod error;
 mod scripts;
 mod wake;
 mod wire;
+
+pub use connect::{Builder, RedisStore};

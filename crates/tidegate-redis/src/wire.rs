@@ -21,10 +21,10 @@ mod slots;
 mod thread;
 mod url;
 
-pub(crate) use given::Given;
-pub(crate) use line::{Ends, Line, lock};
+pub(crate) use given::{Given, Shareable};
+pub(crate) use line::{Line, lock};
 pub(crate) use servers::{Options, Servers};
-pub(crate) use slots::{slot_of, text};
+pub(crate) use slots::{redirection, slot_of};
 pub(crate) use thread::Thread;
 pub(crate) use url::{Address, Login, Place, Topology};
 

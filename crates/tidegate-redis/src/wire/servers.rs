@@ -19,9 +19,9 @@ use tidegate_core::{Cause, StoreError};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    Address, Call, Ends, Line, Login, Place, Topology, check,
+    Address, Call, Line, Login, Place, Topology, check,
     check::{Expected, Report},
-    line::{Flight, Slot, lock},
+    line::{Ends, Flight, Slot, lock},
     slots::{Slots, text},
 };
 use crate::error;
@@ -140,6 +140,15 @@ impl Servers {
 
     pub(crate) fn risks(&self) -> Vec<String> {
         self.risks.all()
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.place.topology
+    }
+
+    /// Whether the primary is there, as far as is known. Without a cluster.
+    pub(crate) fn is_primary(&self, address: &Address) -> bool {
+        lock(&self.primary).as_ref().is_none_or(|primary| primary == address)
     }
 
     /// Told whenever a primary is found to be elsewhere.
