@@ -3,14 +3,15 @@
 -- KEYS  1 the id, 2 the last answer to the driver, 3... levels of identities
 -- ARGV  1 the request: { number or false, not after, restore or false, releases, settlements, observations, renewals,
 --         classes of the renewals or false, hand-overs, acquires, queues, digest of the policy that it was checked
---         against, offer or false, initial limit, driver, owner, what is asked }
+--         against, offer or false, initial limit, driver, owner, what is asked, whether that depends on the
+--         policy }
 --       2 the command that publishes
 -- reply { 0, head, settled, observed, renewed, handed over, acquired } packed, or
 --       { 1, policy or false }: check the request against that one, and ask again; nothing was done
 --       { 2, number, last }: too late    { 3, layout }: newer layout    { 4, what }: corrupt, and cleared
 
 local number, not_after, known, releases, settlements, observations, renewals, renewal_classes, hand_overs, acquires,
-  queues, base, offered, initial, driver, owner, whole = unpack(cmsgpack.unpack(ARGV[1]), 1, 17)
+  queues, base, offered, initial, driver, owner, whole, depends = unpack(cmsgpack.unpack(ARGV[1]), 1, 18)
 
 -- What is asked: a whole exchange, or a single part of one.
 local EXCHANGE, RENEW, HAND_OVER = 1, 2, 3
@@ -430,7 +431,7 @@ local function exchange(takes_memory)
   end
   local lost = restore_step()
   local asks = asks_for_leases()
-  if asks and is_unchecked() then
+  if depends and is_unchecked() then
     return cmsgpack.pack({ 1, P and fields.p })
   end
   local held = S.held

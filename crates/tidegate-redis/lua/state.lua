@@ -76,7 +76,7 @@ local STATE = '<ddddddddddddddddd'
 local function no_state(last, fence)
   return {
     last = last, offset = 0, fence = fence, epoch = 0, born = 0, paused_until = 0, used = 0, held = 0, resting = 0,
-    first = 0, newest = 0, cohort = 0, search = 0, expires = 0, levels_until = 0, spent_out_at = -1, tiers = {},
+    first = 0, newest = 0, cohort = 0, search = 0, moved_at = 0, expires = 0, levels_until = 0, spent_out_at = -1, tiers = {},
   }
 end
 

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tidegate_core::{Invalid, StoreError};
 
 use crate::{
+    store::{Shared, TestClock},
     wake::Wakes,
     wire::{Given, Login, Options, Place, Shareable, Wire},
 };
@@ -43,7 +44,8 @@ pub(crate) struct Parts {
 /// log in, `HELLO` and `SELECT`.
 #[derive(Clone)]
 pub struct RedisStore {
-    parts: Arc<Parts>,
+    pub(crate) parts: Arc<Parts>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl fmt::Debug for RedisStore {
@@ -101,8 +103,8 @@ impl RedisStore {
         self.parts.wire.risks()
     }
 
-    fn of(parts: Parts) -> Self {
-        Self { parts: Arc::new(parts) }
+    fn of(parts: Parts, clock: Option<TestClock>) -> Self {
+        Self { parts: Arc::new(parts), shared: Arc::new(Shared::new(clock)) }
     }
 }
 
@@ -113,6 +115,7 @@ pub struct Builder {
     given: Option<Arc<dyn Shareable>>,
     prefix: String,
     options: Options,
+    clock: Option<TestClock>,
 }
 
 impl fmt::Debug for Builder {
@@ -126,7 +129,7 @@ impl fmt::Debug for Builder {
 
 impl Builder {
     fn empty() -> Self {
-        Self { url: None, given: None, prefix: PREFIX.to_owned(), options: Options::default() }
+        Self { url: None, given: None, prefix: PREFIX.to_owned(), options: Options::default(), clock: None }
     }
 
     /// What every key and channel begins with: 1 to 64 bytes without braces and control characters. Stores of different
@@ -167,6 +170,17 @@ impl Builder {
         self
     }
 
+    /// Has the scripts go by this clock in place of the server's, so that a test need not wait. Keys then live on for an
+    /// hour at least.
+    #[doc(hidden)]
+    pub fn test_clock(
+        mut self,
+        now: impl Fn() -> tidegate_core::time::Moment + Send + Sync + 'static,
+    ) -> Self {
+        self.clock = Some(Arc::new(now));
+        self
+    }
+
     /// Connects; see [`RedisStore::connect`].
     ///
     /// # Errors
@@ -197,7 +211,7 @@ impl Builder {
             (None, None) => return Err(Invalid::new("url", "", "a URL or a connection").into()),
         };
         let wakes = Wakes::of(&wire);
-        Ok(RedisStore::of(Parts { wire, wakes, prefix }))
+        Ok(RedisStore::of(Parts { wire, wakes, prefix }, self.clock))
     }
 }
 

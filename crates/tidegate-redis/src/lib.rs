@@ -2,7 +2,14 @@
 
 mod connect;
 mod error;
+mod keys;
+mod operators;
+mod pack;
+mod policy;
+mod reply;
+mod request;
 mod scripts;
+mod store;
 mod wake;
 mod wire;
 

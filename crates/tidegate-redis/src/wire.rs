@@ -194,6 +194,14 @@ impl Wire {
         }
     }
 
+    /// The command that scripts publish with.
+    pub(crate) fn publishing(&self) -> &'static str {
+        match self.servers().and_then(|servers| servers.sharded()) {
+            Some(true) => "SPUBLISH",
+            _ => "PUBLISH",
+        }
+    }
+
     /// Hands over every key that matches, on every primary. A key may come twice, and one that comes or goes meanwhile
     /// may be missed.
     pub(crate) async fn scan(

@@ -369,7 +369,8 @@ impl Pair {
             Number::NextTooLate => {
                 numbered(last + 1, Some(Moment::from_micros(self.now.micros().saturating_sub(1))))
             }
-            Number::Lower => numbered(last.saturating_sub(1), None),
+            // A number is one exchange's alone: another under the same one would be a fault of the driver's.
+            Number::Lower => last.checked_sub(1).and_then(|lower| numbered(lower, None)),
             Number::Repeat => match self.sent.get(&driver) {
                 Some(sent) => {
                     (ours, theirs) = (sent.model.clone(), sent.store.clone());

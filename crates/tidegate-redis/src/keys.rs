@@ -1,0 +1,64 @@
+//! The keys of an id, all with one hash tag.
+
+use tidegate_core::{DriverId, Id, Identity, RuleKey};
+
+/// The keys of an id. See `lua/README.md` for what they hold.
+pub(crate) struct Keys {
+    main: String,
+}
+
+impl Keys {
+    pub(crate) fn of(prefix: &str, id: &Id) -> Self {
+        Self { main: format!("{prefix}:{{{id}}}") }
+    }
+
+    /// All that is kept of the id but what follows.
+    pub(crate) fn main(&self) -> Vec<u8> {
+        self.main.clone().into_bytes()
+    }
+
+    /// The last answer to a driver.
+    pub(crate) fn answer(&self, driver: DriverId) -> Vec<u8> {
+        format!("{}:x:{}", self.main, driver_name(driver)).into_bytes()
+    }
+
+    /// The level of an identity. The key of the rule goes with its length, so that no two can be taken for each other.
+    pub(crate) fn identity(&self, rule: &RuleKey, identity: &Identity) -> Vec<u8> {
+        let rule = rule.as_str();
+        format!("{}:i:{}:{rule}:{identity}", self.main, rule.len()).into_bytes()
+    }
+
+    /// What is told to all.
+    pub(crate) fn all(&self) -> Vec<u8> {
+        format!("{}:all", self.main).into_bytes()
+    }
+
+    /// What is told to one driver.
+    pub(crate) fn driver(&self, driver: DriverId) -> Vec<u8> {
+        format!("{}:{}", self.main, driver_name(driver)).into_bytes()
+    }
+
+    /// What the keys of all ids match, and those of identities that end in a brace.
+    pub(crate) fn pattern(prefix: &str) -> Vec<u8> {
+        let mut pattern = String::new();
+        for c in prefix.chars() {
+            if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+                pattern.push('\\');
+            }
+            pattern.push(c);
+        }
+        pattern.push_str(":{*}");
+        pattern.into_bytes()
+    }
+
+    /// The id whose main key this is.
+    pub(crate) fn id(prefix: &str, key: &[u8]) -> Option<Id> {
+        let key = std::str::from_utf8(key).ok()?;
+        Id::new(key.strip_prefix(prefix)?.strip_prefix(":{")?.strip_suffix('}')?).ok()
+    }
+}
+
+/// A driver's id as it is sent: 32 digits.
+pub(crate) fn driver_name(driver: DriverId) -> String {
+    format!("{:032x}", driver.0)
+}

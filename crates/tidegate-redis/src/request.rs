@@ -1,0 +1,389 @@
+//! What is asked of the script for exchanges, and what of it is refused before.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tidegate_core::{
+    Acquire, AcquireRequest, Costs, Exchange, HandOver, Identity, Invalid, Member, Name, Observation,
+    Outcome, Policy, Queue, Release, Renewal, Restore, RuleKey, ScopedRequest, Sequence, Settlement,
+    StoreError, Token,
+    policy::MOST_CLASSES,
+    store::{MOST_TOKENS, at_most},
+    time::EXACT,
+};
+
+use crate::{
+    keys::{Keys, driver_name},
+    pack::Packer,
+    policy::Stored,
+};
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    /// A single part.
+    Part,
+    /// A whole exchange, which says how all queues stand.
+    Exchange,
+    /// A renewal.
+    Renew,
+    /// A hand-over.
+    HandOver,
+}
+
+/// What an id's state is thought to be pinned to.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    /// The member's own policy.
+    Own,
+    /// Nothing.
+    Unpinned,
+    /// Another policy.
+    Pinned(Arc<Stored>),
+}
+
+/// An acquire of either kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked<'a> {
+    Prefix(&'a AcquireRequest),
+    Scoped(&'a ScopedRequest),
+}
+
+impl<'a> Asked<'a> {
+    const fn class(self) -> Option<&'a Name> {
+        match self {
+            Self::Prefix(request) => request.class.as_ref(),
+            Self::Scoped(request) => request.class.as_ref(),
+        }
+    }
+
+    fn check(self, member: &Member, deciding: &Result<Arc<Policy>, StoreError>) -> Result<(), StoreError> {
+        match self {
+            Self::Prefix(request) => request.check_size()?,
+            Self::Scoped(request) => request.check_size()?,
+        }
+        let deciding = deciding.as_ref().map_err(Clone::clone)?;
+        match self {
+            Self::Prefix(request) => request.check(&member.policy, deciding),
+            Self::Scoped(request) => request.check(&member.policy, deciding),
+        }
+        .map(drop)
+    }
+}
+
+/// The parts of an exchange.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) what: What,
+    pub(crate) sequence: Option<Sequence>,
+    pub(crate) restore: Option<&'a Restore>,
+    pub(crate) releases: &'a [Release],
+    pub(crate) settlements: &'a [Settlement],
+    pub(crate) observations: &'a [Observation],
+    pub(crate) renewals: &'a [Renewal],
+    pub(crate) hand_overs: &'a [HandOver],
+    pub(crate) acquires: Vec<Asked<'a>>,
+    pub(crate) queues: &'a [Queue],
+}
+
+impl<'a> Parts<'a> {
+    /// None of them.
+    pub(crate) const fn none(what: What) -> Self {
+        Self {
+            what,
+            sequence: None,
+            restore: None,
+            releases: &[],
+            settlements: &[],
+            observations: &[],
+            renewals: &[],
+            hand_overs: &[],
+            acquires: Vec::new(),
+            queues: &[],
+        }
+    }
+
+    pub(crate) fn of(exchange: &'a Exchange) -> Self {
+        let acquires = exchange.acquires.iter().map(|acquire| match acquire {
+            Acquire::Prefix(request) => Asked::Prefix(request),
+            Acquire::Scoped(request) => Asked::Scoped(request),
+        });
+        Self {
+            what: What::Exchange,
+            sequence: exchange.sequence,
+            restore: exchange.restore.as_ref(),
+            releases: &exchange.releases,
+            settlements: &exchange.settlements,
+            observations: &exchange.observations,
+            renewals: &exchange.renewals,
+            hand_overs: &exchange.hand_overs,
+            acquires: acquires.collect(),
+            queues: &exchange.queues,
+        }
+    }
+}
+
+/// A part is refused, or asked.
+type Verdict = Result<(), StoreError>;
+
+/// A request that was checked and written out.
+pub(crate) struct Request {
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) bytes: Vec<u8>,
+    /// The policy that decides.
+    pub(crate) deciding: Arc<Policy>,
+    pub(crate) released: Verdict,
+    pub(crate) settled: Verdict,
+    pub(crate) observed: Verdict,
+    pub(crate) renewed: Verdict,
+    pub(crate) handed_over: Verdict,
+    pub(crate) acquired: Vec<Verdict>,
+}
+
+impl Request {
+    pub(crate) fn of(member: &Member, own: &Stored, base: &Base, keys: &Keys, parts: &Parts<'_>) -> Self {
+        let deciding = match base {
+            Base::Own | Base::Unpinned => Ok(Arc::clone(&member.policy)),
+            Base::Pinned(pinned) => member.deciding(Some(&pinned.policy)),
+        };
+        let too_many = |option, given| at_most(option, given, MOST_TOKENS).map_err(StoreError::from);
+        let mut request = Self {
+            keys: vec![keys.main()],
+            bytes: Vec::new(),
+            released: too_many("releases", parts.releases.len()),
+            settled: Settlement::check(parts.settlements),
+            observed: too_many("observations", parts.observations.len()),
+            renewed: too_many("renewals", parts.renewals.len()),
+            handed_over: check_hand_overs(parts, &deciding),
+            acquired: check_acquires(member, parts, &deciding),
+            deciding: deciding.unwrap_or_else(|_| Arc::clone(&member.policy)),
+        };
+        if parts.sequence.is_some() {
+            request.keys.push(keys.answer(member.driver));
+        }
+        let mut places = Places { keys, known: HashMap::new() };
+        request.bytes = request.write(member, own, base, parts, &mut places);
+        request
+    }
+
+    fn write(
+        &mut self,
+        member: &Member,
+        own: &Stored,
+        base: &Base,
+        parts: &Parts<'_>,
+        places: &mut Places<'_>,
+    ) -> Vec<u8> {
+        let mut packer = Packer::with_capacity(256 + own.bytes.len());
+        packer.array(18);
+        match parts.sequence {
+            Some(sequence) => {
+                packer.number(sequence.number);
+                packer.some_number(sequence.not_after.map(|moment| moment.micros()));
+            }
+            None => {
+                packer.absent().no_number();
+            }
+        }
+        write_restore(&mut packer, parts.restore);
+        write_releases(&mut packer, if self.released.is_ok() { parts.releases } else { &[] });
+        let settlements = if self.settled.is_ok() { parts.settlements } else { &[] };
+        packer.array(settlements.len() * 5);
+        for settlement in settlements {
+            packer.text(settlement.rule.as_str());
+            packer.number(places.of(&mut self.keys, &settlement.rule, settlement.identity.as_ref()));
+            packer.number(settlement.granted_at.millis()).number(settlement.cost).number(settlement.actual);
+        }
+        let observations = if self.observed.is_ok() { parts.observations } else { &[] };
+        packer.array(observations.len() * 6);
+        for seen in observations {
+            packer.text(seen.rule.as_str());
+            packer.number(places.of(&mut self.keys, &seen.rule, seen.identity.as_ref()));
+            packer.number(seen.remaining).number(seen.reset_at.millis());
+            packer.number(seen.granted_at.millis()).number(seen.mark);
+        }
+        let renewals = if self.renewed.is_ok() { parts.renewals } else { &[] };
+        packer.array(renewals.len() * 3);
+        for renewal in renewals {
+            write_token(&mut packer, renewal.token);
+        }
+        if parts.restore.is_some() {
+            packer.array(renewals.len());
+            for renewal in renewals {
+                packer.some_text(renewal.class.as_ref().map(Name::as_str));
+            }
+        } else {
+            packer.absent();
+        }
+        let hand_overs = if self.handed_over.is_ok() { parts.hand_overs } else { &[] };
+        packer.array(hand_overs.len());
+        for hand_over in hand_overs {
+            packer.some_text(hand_over.class.as_ref().map(Name::as_str));
+        }
+        self.write_acquires(&mut packer, parts, places);
+        packer.array(parts.queues.len() * 3);
+        for queue in parts.queues {
+            packer.some_text(queue.class.as_ref().map(Name::as_str));
+            packer.number(queue.line.waiting.into()).number(queue.line.waited_ms);
+        }
+        let (digest, offers) = match base {
+            Base::Own => (own.digest.as_str(), parts.restore.is_some()),
+            Base::Unpinned => ("", true),
+            Base::Pinned(pinned) => {
+                let newer = member.policy.revision() > pinned.policy.revision();
+                (pinned.digest.as_str(), newer || parts.restore.is_some())
+            }
+        };
+        packer.text(digest);
+        if offers {
+            write_offer(&mut packer, own)
+        } else {
+            packer.absent()
+        };
+        packer.number(member.initial_limit.into());
+        packer.text(&driver_name(member.driver)).text(member.owner.as_str());
+        packer.number(match parts.what {
+            What::Part => 0,
+            What::Exchange => 1,
+            What::Renew => 2,
+            // One that is refused pins nothing.
+            What::HandOver => {
+                if self.handed_over.is_ok() {
+                    3
+                } else {
+                    0
+                }
+            }
+        });
+        // What is refused depends on it as well.
+        let leases = parts.what == What::HandOver || !parts.hand_overs.is_empty();
+        packer.truth(leases || !parts.acquires.is_empty());
+        packer.done()
+    }
+
+    fn write_acquires(&mut self, packer: &mut Packer, parts: &Parts<'_>, places: &mut Places<'_>) {
+        packer.array(parts.acquires.len());
+        for (asked, verdict) in parts.acquires.iter().zip(&self.acquired) {
+            let class = asked.class().map(Name::as_str);
+            if verdict.is_err() {
+                packer.array(2).some_text(class).no_number();
+                continue;
+            }
+            packer.array(5).some_text(class);
+            match asked {
+                Asked::Prefix(request) => {
+                    packer.number(request.line.waiting.into()).number(request.line.waited_ms).number(0);
+                    let runs = runs(request);
+                    packer.array(runs.len());
+                    for (count, costs) in runs {
+                        packer.array(2).number(count).array(self.deciding.rules().len());
+                        for rule in self.deciding.rules() {
+                            packer.number(costs.of(rule.name()));
+                        }
+                    }
+                }
+                Asked::Scoped(request) => {
+                    packer.number(request.line.waiting.into()).number(request.line.waited_ms).number(1);
+                    packer.array(request.jobs.len());
+                    for job in &request.jobs {
+                        packer.array(self.deciding.rules().len() * 2);
+                        for rule in self.deciding.rules() {
+                            packer.number(job.costs.of(rule.name()));
+                            packer.number(places.of(&mut self.keys, rule.key(), job.identity(rule)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_hand_overs(parts: &Parts<'_>, deciding: &Result<Arc<Policy>, StoreError>) -> Verdict {
+    if parts.hand_overs.is_empty() && parts.what != What::HandOver {
+        return Ok(());
+    }
+    at_most("hand_overs", parts.hand_overs.len(), MOST_TOKENS)?;
+    HandOver::check(parts.hand_overs, deciding.as_ref().map_err(Clone::clone)?)
+}
+
+fn check_acquires(
+    member: &Member,
+    parts: &Parts<'_>,
+    deciding: &Result<Arc<Policy>, StoreError>,
+) -> Vec<Verdict> {
+    let checked = parts.acquires.iter().enumerate().map(|(index, asked)| {
+        // There is no more than one for each class and one without, so this looks at few.
+        let again = index > MOST_CLASSES
+            || parts.acquires.iter().take(index).any(|earlier| earlier.class() == asked.class());
+        if again {
+            return Err(Invalid::new("acquires", index, "at most one for each class").into());
+        }
+        asked.check(member, deciding)
+    });
+    checked.collect()
+}
+
+/// Jobs of the same costs that follow each other.
+fn runs(request: &AcquireRequest) -> Vec<(u64, &Costs)> {
+    let mut runs: Vec<(u64, &Costs)> = Vec::with_capacity(1);
+    for job in &request.jobs {
+        match runs.last_mut() {
+            Some((count, costs)) if **costs == job.costs => *count += 1,
+            _ => runs.push((1, &job.costs)),
+        }
+    }
+    runs
+}
+
+fn write_restore(packer: &mut Packer, restore: Option<&Restore>) {
+    let Some(restore) = restore else {
+        packer.absent();
+        return;
+    };
+    packer.array(4);
+    // No state has an epoch that large.
+    packer.some_number(Some(restore.epoch.0).filter(|epoch| *epoch < EXACT));
+    packer.some_number(restore.limit.map(|limit| limit.value.into()));
+    packer.number(restore.limit.map_or(0, |limit| limit.moved_at.micros()));
+    packer.number(restore.paused_ms.min(tidegate_core::time::ceil_millis(tidegate_core::time::LONGEST)));
+}
+
+fn write_releases(packer: &mut Packer, releases: &[Release]) {
+    packer.array(releases.len() * 5);
+    for release in releases {
+        write_token(packer, release.token);
+        packer.number(match release.outcome {
+            Outcome::Success => 0,
+            Outcome::Throttled => 1,
+            Outcome::Failure => 2,
+        });
+        packer.some_number(release.retry_after_ms);
+    }
+}
+
+/// A token; one that no store has given names no slot.
+fn write_token(packer: &mut Packer, token: Token) {
+    let given = token.fence < EXACT && token.epoch.0 < EXACT;
+    packer.some_number(given.then_some(token.slot.into())).number(token.fence).number(token.epoch.0);
+}
+
+pub(crate) fn write_offer<'a>(packer: &'a mut Packer, own: &Stored) -> &'a mut Packer {
+    packer.array(3).bytes(&own.bytes).text(&own.digest).number(own.policy.revision().into())
+}
+
+/// Where in the keys the levels of identities are.
+struct Places<'a> {
+    keys: &'a Keys,
+    known: HashMap<Vec<u8>, u64>,
+}
+
+impl Places<'_> {
+    /// The place of an identity's key, from 1; 0 for none.
+    fn of(&mut self, keys: &mut Vec<Vec<u8>>, rule: &RuleKey, identity: Option<&Identity>) -> u64 {
+        let Some(identity) = identity else { return 0 };
+        let key = self.keys.identity(rule, identity);
+        *self.known.entry(key).or_insert_with_key(|key| {
+            keys.push(key.clone());
+            keys.len() as u64
+        })
+    }
+}
