@@ -662,7 +662,7 @@ async fn un_8_what_waits_to_be_delivered_is_bounded_the_oldest_go_and_that_is_re
     let fleet = Fleet::new();
     let troubles = Troubles::default();
     let (process, handle) =
-        semaphore(&fleet, 10, |builder| builder.fallback_local(1).on_error(troubles.note()));
+        semaphore(&fleet, 10, |builder| builder.fallback_local(2).on_error(troubles.note()));
     let counted = process.acquire(within(1_000)).await.unwrap();
     handle.away();
     assert!(process.acquire(within(1_000)).await.unwrap().is_local());
