@@ -30,7 +30,6 @@ use tidegate_testkit::faulty::{Fault, Faulty, Garbage, Handle};
 use tokio::time::{sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
-const TTL: Duration = Duration::from_secs(2);
 const OP_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long each fleet runs, on its clock.
 const LASTS: Duration = Duration::from_secs(30);
@@ -57,13 +56,21 @@ struct Plan {
     safe: bool,
     /// Whether the store loses its state now and then.
     wipes: bool,
+    /// Leases outlive what goes wrong, so that what is given back by their TTL alone shows.
+    patient: bool,
 }
 
 impl Plan {
     fn of(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let kind = [Kind::Adaptive, Kind::Bounded, Kind::Ruled][random.usize(..3)];
-        Self { seed, kind, falls_back: random.bool(), safe: random.u8(..4) == 0, wipes: random.bool() }
+        let patient = random.u8(..3) == 0;
+        let (safe, wipes) = (!patient && random.u8(..4) == 0, !patient && random.bool());
+        Self { seed, kind, falls_back: random.bool(), safe, wipes, patient }
+    }
+
+    fn ttl(self) -> Duration {
+        if self.patient { SECOND * 25 } else { SECOND * 2 }
     }
 
     /// The rules, and how much they let through.
@@ -97,7 +104,7 @@ impl Gate {
         if plan.kind == Kind::Adaptive && process % 2 == 0 {
             let builder = AdaptiveSemaphore::builder(fleet::ID, 6).max_limit(12).aimd(aimd());
             let builder = if plan.falls_back { builder.fallback_local(2) } else { builder };
-            let builder = builder.lease_ttl(TTL).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
+            let builder = builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
             return Self::Semaphore(builder.build(store).unwrap());
         }
         let builder = Valve::builder(fleet::ID);
@@ -113,7 +120,7 @@ impl Gate {
             (true, Kind::Ruled) => builder.fallback_rule(Rule::token_bucket(5, SECOND).named("bucket")),
             (true, _) => builder.fallback_local(2),
         };
-        let builder = builder.lease_ttl(TTL).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
+        let builder = builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
         Self::Valve(builder.build(store).unwrap())
     }
 
@@ -255,7 +262,7 @@ impl World {
     /// Whether the store lost its state shortly before.
     fn was_wiped(&self, at: Moment) -> bool {
         let wiped = self.wiped.lock().unwrap();
-        wiped.iter().any(|wiped| *wiped <= at && wiped.plus(TTL) >= at)
+        wiped.iter().any(|wiped| *wiped <= at && wiped.plus(self.plan.ttl()) >= at)
     }
 
     fn was_bad(&self, process: usize, from: Moment, at: Moment) -> bool {
@@ -269,14 +276,13 @@ fn up_to(random: &mut Rng, most: u64) -> Duration {
 }
 
 /// Anything that can go wrong.
-fn faults(random: &mut Rng, kind: Kind) -> Vec<Fault> {
+fn faults(random: &mut Rng, plan: Plan) -> Vec<Fault> {
     let error = |cause| Fault::Error(StoreError::unavailable(cause, "failed on purpose"));
     let mut faults = vec![
         Fault::disconnected(),
         error(Cause::NoAnswer),
         error(Cause::Refused),
         error(Cause::Migrating),
-        error(Cause::Broken),
         Fault::Hang,
         Fault::SlowRequest(up_to(random, 700)),
         Fault::SlowReply(up_to(random, 700)),
@@ -285,8 +291,17 @@ fn faults(random: &mut Rng, kind: Kind) -> Vec<Fault> {
         Fault::Late,
         Fault::Twice,
     ];
+    if !plan.patient {
+        // An exchange that the store chokes on is not sent again: what it granted lapses.
+        faults.push(error(Cause::Broken));
+    }
     // Where there are no tokens, a grant that the store never made is like any other.
-    let shows = |garbage: &Garbage| kind != Kind::Ruled || *garbage != Garbage::TokenTwice;
+    let shows = |garbage: &Garbage| match garbage {
+        Garbage::TokenTwice => plan.kind != Kind::Ruled && !plan.patient,
+        // Nobody can give back a lease that no answer names.
+        Garbage::IndexMissing | Garbage::ZeroHint => !plan.patient,
+        _ => true,
+    };
     faults.extend(Garbage::ALL.into_iter().filter(shows).map(Fault::Garbage));
     random.shuffle(&mut faults);
     faults.truncate(random.usize(1..=faults.len()));
@@ -377,7 +392,7 @@ async fn weather(world: Arc<World>, process: usize, mut random: Rng) {
     while !world.is_over() {
         sleep(up_to(&mut random, 8_000)).await;
         let began = world.now();
-        let faults = faults(&mut random, world.plan.kind);
+        let faults = faults(&mut random, world.plan);
         let storm = world.storms.lock().unwrap().len();
         world.storms.lock().unwrap().push((process, began, Moment::from_micros(u64::MAX)));
         if random.bool() {
@@ -416,7 +431,7 @@ async fn fate(world: Arc<World>, mut random: Rng) {
     }
 }
 
-async fn run(plan: Plan) -> (Arc<World>, usize) {
+async fn run(plan: Plan) -> Sum {
     fastrand::seed(plan.seed);
     let world = World::new(plan);
     let mut random = Rng::with_seed(plan.seed ^ 0xfa17);
@@ -424,7 +439,7 @@ async fn run(plan: Plan) -> (Arc<World>, usize) {
     for process in 0..world.gates.len() {
         all.push(tokio::spawn(weather(Arc::clone(&world), process, random.fork())));
         all.push(tokio::spawn(pauses(Arc::clone(&world), process, random.fork())));
-        for _ in 0..random.usize(1..=5) {
+        for _ in 0..random.usize(2..=6) {
             all.push(tokio::spawn(calls(Arc::clone(&world), process, random.fork())));
         }
     }
@@ -435,19 +450,20 @@ async fn run(plan: Plan) -> (Arc<World>, usize) {
         timeout(SECOND * 30, task).await.expect("no one waits for ever").expect("nothing panics");
     }
     grows_quiet(&world).await;
-    (Arc::clone(&world), check(&world))
+    check(&world)
 }
 
 /// When all is quiet nothing is left behind, and everyone is served again.
 async fn grows_quiet(world: &World) {
-    sleep(TTL + AFTERMATH).await;
+    let resting = SECOND;
+    sleep(if world.plan.patient { AFTERMATH } else { world.plan.ttl() + AFTERMATH } + resting).await;
     for (process, gate) in world.gates.iter().enumerate() {
         timeout(SECOND * 5, gate.flush()).await.unwrap_or_else(|_| panic!("{process} does not flush"));
         assert_eq!(gate.load(), (0, 0), "{process}: who waits, and what is held");
     }
     if world.plan.kind != Kind::Ruled {
         let leases = world.fleet.leases();
-        assert!(leases.iter().all(|lease| lease.resting), "left behind: {leases:?}");
+        assert!(leases.is_empty(), "left behind: {leases:?}");
     }
     for (process, gate) in world.gates.iter().enumerate() {
         let held = gate.acquire(1, SECOND * 10).await;
@@ -459,14 +475,15 @@ async fn grows_quiet(world: &World) {
     }
 }
 
-/// Checks what was written down. Says how many jobs were granted by the store.
-fn check(world: &World) -> usize {
+/// Checks what was written down.
+fn check(world: &World) -> Sum {
     let plan = world.plan;
     let events = world.book.events();
     let holds = world.holds.lock().unwrap();
-    check_holds(&events, &holds, TTL, plan.safe).unwrap();
+    let mut near = check_holds(&events, &holds, plan.ttl(), plan.safe).unwrap();
     for (_, key, bound) in plan.rules() {
-        check_rule(&events, key, bound, plan.safe).unwrap_or_else(|error| panic!("{key}: {error}"));
+        let used = check_rule(&events, key, bound, plan.safe);
+        near = near.max(used.unwrap_or_else(|error| panic!("{key}: {error}")));
     }
     let granted = events.iter().filter(|(_, what)| matches!(what, What::Granted { .. })).count();
     // What was given back to a state that was lost then is given back once more.
@@ -478,20 +495,19 @@ fn check(world: &World) -> usize {
     let admitted = usize::try_from(world.admitted.load(Ordering::SeqCst)).unwrap();
     assert!(admitted + in_vain <= granted, "{admitted} admitted and {in_vain} given back of {granted}");
     for failed in world.failed.lock().unwrap().iter() {
-        if env::var("DEBUGF").is_ok() && !is_right(world, &events, failed) {
-            for (when, what) in &events {
-                if when.plus(SECOND * 5) > failed.from && *when <= failed.at {
-                    println!("{when:?} {what:?}");
-                }
-            }
-            println!("{:?}", world.storms.lock().unwrap().iter().filter(|s| s.0 == failed.process).collect::<Vec<_>>());
-        }
         assert!(is_right(world, &events, failed), "the wrong kind of error: {failed:?}");
     }
     for (process, at) in world.local.lock().unwrap().iter() {
         assert!(world.was_bad(*process, *at, *at), "{process}: decided alone at {at:?} without need");
     }
-    granted
+    Sum { granted, near }
+}
+
+/// What came of a fleet: how many jobs the store granted, and how near it came to a bound, in parts per hundred.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    granted: usize,
+    near: u64,
 }
 
 /// Whether an error tells what happened.
@@ -540,15 +556,16 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn un_1_to_un_8_a_fleet_whose_stores_fail_at_random_keeps_its_bounds_and_its_word() {
-    let mut granted = 0;
+    let mut sums = Vec::new();
     for seed in seeds() {
         let plan = Plan::of(seed);
         println!("TIDEGATE_SEED={seed}: {plan:?}");
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
-        let (world, grants) = runtime.block_on(run(plan));
-        granted += grants;
-        drop(world);
+        sums.push(runtime.block_on(run(plan)));
     }
-    assert!(granted > 100, "it is not empty: {granted}");
+    println!("{sums:?}");
+    assert!(sums.iter().all(|sum| sum.granted > 10), "none is empty");
+    let full = sums.iter().filter(|sum| sum.near == 100).count();
+    assert!(full * 2 >= sums.len(), "most come up to a bound, {full} of {}", sums.len());
 }

@@ -179,13 +179,13 @@ pub(crate) struct Hold {
 
 /// Checks that those who held a lease for certain were never more than the limit that the last of them was granted
 /// under. After a loss, those from before it may come on top until their deadlines, unless the start is safe.
-/// Says how many were held at most at once.
+/// Says how near it came, in parts per hundred.
 pub(crate) fn check_holds(
     events: &[(Moment, What)],
     holds: &[Hold],
     ttl: Duration,
     safe: bool,
-) -> Result<usize, String> {
+) -> Result<u64, String> {
     let mut until = HashMap::new();
     for hold in holds {
         if until.insert((hold.slot, hold.fence), hold.until).is_some() {
@@ -206,7 +206,7 @@ pub(crate) fn check_holds(
                 let excused = wiped_at.filter(|wiped| !safe && *at < wiped.plus(ttl));
                 let counts = |granted: Moment| excused.is_none_or(|wiped| granted >= wiped);
                 let now = held.iter().filter(|(granted, ..)| counts(*granted)).count();
-                most = most.max(now);
+                most = most.max(u64::try_from(now).unwrap() * 100 / u64::from(*limit));
                 if now > *limit as usize {
                     return Err(format!("{now} held under a limit of {limit} at {at:?}: {held:?}"));
                 }
