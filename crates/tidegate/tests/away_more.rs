@@ -92,7 +92,8 @@ impl GarblingPath {
     fn spoil(&self, wrong: Wrong, member: &Member, reply: &mut AcquireReply, paused_ms: &mut u64) {
         match wrong {
             Wrong::TwoGrants => {
-                let request = AcquireRequest { class: None, jobs: vec![<_>::default()], line: <_>::default() };
+                let request =
+                    AcquireRequest { class: None, jobs: vec![<_>::default()], line: <_>::default() };
                 let more = self.inner.acquire(member, &request).unwrap().body.grants;
                 assert_eq!((reply.grants.len(), more.len()), (1, 1));
                 reply.grants.extend(more);

@@ -104,7 +104,8 @@ impl Gate {
         if plan.kind == Kind::Adaptive && process % 2 == 0 {
             let builder = AdaptiveSemaphore::builder(fleet::ID, 6).max_limit(12).aimd(aimd());
             let builder = if plan.falls_back { builder.fallback_local(2) } else { builder };
-            let builder = builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
+            let builder =
+                builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
             return Self::Semaphore(builder.build(store).unwrap());
         }
         let builder = Valve::builder(fleet::ID);
@@ -120,7 +121,8 @@ impl Gate {
             (true, Kind::Ruled) => builder.fallback_rule(Rule::token_bucket(5, SECOND).named("bucket")),
             (true, _) => builder.fallback_local(2),
         };
-        let builder = builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
+        let builder =
+            builder.lease_ttl(plan.ttl()).op_timeout(OP_TIMEOUT).safe_start(safe).clock(fleet.clock);
         Self::Valve(builder.build(store).unwrap())
     }
 
@@ -267,7 +269,9 @@ impl World {
 
     fn was_bad(&self, process: usize, from: Moment, at: Moment) -> bool {
         let storms = self.storms.lock().unwrap();
-        storms.iter().any(|(of, began, ended)| *of == process && *began <= at && ended.plus(AFTERMATH) >= from)
+        storms
+            .iter()
+            .any(|(of, began, ended)| *of == process && *began <= at && ended.plus(AFTERMATH) >= from)
     }
 }
 
@@ -344,7 +348,10 @@ async fn holds(world: &World, process: usize, held: Held, cost: u64, random: &mu
     let ends = world.now().plus(up_to(random, longest));
     let mut until = world.now();
     let mut lives = held.is_live();
-    assert!(lives || world.was_wiped(until), "{process}: what was just granted lives, unless the store lost it");
+    assert!(
+        lives || world.was_wiped(until),
+        "{process}: what was just granted lives, unless the store lost it"
+    );
     while lives && until < ends {
         sleep(ends.since(until).min(ms(20))).await;
         lives = held.is_live();
@@ -533,9 +540,12 @@ fn is_right(world: &World, events: &[(Moment, What)], failed: &Failed) -> bool {
         AcquireError::Timeout { last: LastCause::Slots, .. } => denied(true),
         AcquireError::Timeout { last: LastCause::Rate, .. } => denied(false),
         AcquireError::Timeout { last: LastCause::Pause, .. } => {
-            let said = world.paused.lock().unwrap().iter().any(|(began, until)| {
-                *began <= at && until.plus(SECOND + recent) >= from
-            });
+            let said = world
+                .paused
+                .lock()
+                .unwrap()
+                .iter()
+                .any(|(began, until)| *began <= at && until.plus(SECOND + recent) >= from);
             let stored = events.iter().any(|(when, what)| match what {
                 What::Paused(until) => *when <= at && until.plus(SECOND + recent) >= from,
                 _ => false,
