@@ -23,7 +23,7 @@ use tidegate::{
         SyncPath, time::Moment,
     },
 };
-use tidegate_testkit::faulty::{Fault, Faulty, Handle, Operation};
+use tidegate_testkit::faulty::{Fault, Faulty, Garbage, Handle, Operation};
 use tokio::time::{Instant, sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -375,6 +375,53 @@ async fn un_4_an_answer_that_was_lost_for_long_denies_nobody() {
     assert_eq!(start.elapsed(), Duration::ZERO, "the old denial holds no one up");
 }
 
+#[tokio::test(start_paused = true)]
+async fn un_4_a_settlement_in_an_exchange_that_cannot_be_asked_for_again_is_not_sent_again() {
+    let fleet = Fleet::new();
+    let troubles = Troubles::default();
+    let rule = Rule::token_bucket(100, Duration::from_secs(86_400)).named("tokens");
+    let (valve, handle) = valve(&fleet, |builder| builder.rule(rule).on_error(troubles.note()));
+    let permit = valve.acquire(Job::new().cost("tokens", 10)).await.unwrap();
+    handle.script_of(Operation::Exchange, [Fault::Garbage(Garbage::MoreGrants)]);
+    // Both go in one exchange, which is carried out, and whose answer breaks the contract.
+    let mut asking = std::pin::pin!(valve.acquire(Job::new().cost("tokens", 1)));
+    assert!(fleet::poll_once(asking.as_mut()).is_pending());
+    permit.settle("tokens", 40).release(Outcome::Success);
+    assert!(is_unavailable(&asking.await.unwrap_err()));
+    sleep(SECOND * 5).await;
+    valve.flush().await;
+    assert_eq!(fleet.snapshot().rules[0].level, Some(59), "10 less, then 30 less and 1 less, once");
+    assert!(troubles.codes().contains(&"undelivered"), "it is not known to have arrived");
+}
+
+#[tokio::test(start_paused = true)]
+async fn un_4_a_grant_whose_time_has_passed_goes_to_nobody() {
+    let fleet = Fleet::new();
+    let (process, handle) =
+        semaphore(&fleet, 5, |builder| builder.fallback_local(1).lease_ttl(SECOND * 2).op_timeout(SECOND));
+    process.acquire(within(1_000)).await.unwrap().release(Outcome::Success);
+    process.flush().await;
+    handle.script_of(Operation::Exchange, [Fault::LostThenError]);
+    handle.away();
+    let first = process.acquire(within(1_000)).await.unwrap();
+    assert!(first.is_local());
+    assert_eq!(fleet.held(), 1, "what it asked the store for was granted, and lost on the way");
+    // This one waits for the same, so that the lost grant would be its own.
+    let second = tokio::spawn({
+        let process = process.clone();
+        async move { process.acquire(within(30_000)).await }
+    });
+    sleep(SECOND * 5).await;
+    handle.back();
+    let second = second.await.unwrap().unwrap();
+    assert!(!second.is_local() && second.is_live(), "its own grant, not one that has lapsed");
+    let grants = second.fence().unwrap();
+    assert!(grants >= fleet.now().micros() - 3_000_000, "and not the old one");
+    drop((first, second));
+    process.flush().await;
+    assert_eq!(fleet.held(), 0);
+}
+
 // ---- granted alone -----------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
@@ -477,6 +524,32 @@ async fn st_18_more_leases_than_one_exchange_takes_are_all_taken_back_after_a_lo
     drop(leases);
     process.flush().await;
     assert_eq!(fleet.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn st_18_an_answer_of_a_state_that_was_lost_meanwhile_is_not_taken_for_another_loss() {
+    let fleet = Fleet::new();
+    let troubles = Troubles::default();
+    let (process, handle) = semaphore(&fleet, 5, |builder| builder.on_error(troubles.note()));
+    let before = process.acquire(within(1_000)).await.unwrap();
+    handle.script_of(Operation::Exchange, [Fault::SlowReply(ms(700))]);
+    let asking = tokio::spawn({
+        let process = process.clone();
+        async move { process.acquire(within(5_000)).await }
+    });
+    fleet::settled().await;
+    assert_eq!(fleet.held(), 2, "granted, and on its way");
+    sleep(ms(100)).await;
+    fleet.store.wipe();
+    // There is a new state, of which this process hears before the old answer comes.
+    fleet.store.pause(&fleet::id(), ms(1)).await.unwrap();
+    process.refresh().await.unwrap();
+    assert_eq!(troubles.codes(), ["state_lost"]);
+    let lease = asking.await.unwrap().unwrap();
+    sleep(SECOND * 3).await;
+    assert_eq!(troubles.codes(), ["state_lost"], "once");
+    assert_eq!(fleet.held(), 2, "what the old state had granted is taken up too");
+    assert!(before.is_live() && lease.is_live());
 }
 
 // ---- pauses --------------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ impl Gate {
     fn build(plan: Plan, process: usize, fleet: &Fleet, store: Faulty<Recorded>) -> Self {
         let safe = if plan.safe { SafeStart::On } else { SafeStart::Off };
         let aimd = || Aimd::new().window(SECOND).cooldown(SECOND);
-        if plan.kind == Kind::Adaptive && process % 2 == 0 {
+        if plan.kind == Kind::Adaptive && process.is_multiple_of(2) {
             let builder = AdaptiveSemaphore::builder(fleet::ID, 6).max_limit(12).aimd(aimd());
             let builder = if plan.falls_back { builder.fallback_local(2) } else { builder };
             let builder =
@@ -359,10 +359,9 @@ async fn holds(world: &World, process: usize, held: Held, cost: u64, random: &mu
             until = world.now();
         }
     }
-    if !held.is_local() {
-        if let Some((slot, fence)) = held.place() {
-            world.holds.lock().unwrap().push(Hold { slot, fence, until });
-        }
+    // One that was granted here alone has no place.
+    if let Some((slot, fence)) = held.place() {
+        world.holds.lock().unwrap().push(Hold { slot, fence, until });
     }
     if !lives {
         timeout(ms(200), held.lost()).await.expect("who holds a lease hears that it is lost");
@@ -565,7 +564,7 @@ fn seeds() -> Vec<u64> {
 }
 
 #[test]
-fn un_1_to_un_8_a_fleet_whose_stores_fail_at_random_keeps_its_bounds_and_its_word() {
+fn un_5_a_fleet_whose_stores_fail_at_random_keeps_its_bounds_and_its_word() {
     let mut sums = Vec::new();
     for seed in seeds() {
         let plan = Plan::of(seed);
