@@ -1,5 +1,5 @@
 //! A fleet whose stores fail at random, each process in its own way: the bounds hold, every error is of the right kind,
-//! and when all is quiet nothing is left behind. `TIDEGATE_SEEDS=n` runs n seeds, and `TIDEGATE_SEED=s` the one.
+//! and when all is quiet nothing is left behind. `TIDEGATE_SEEDS` says how many seeds run, and `TIDEGATE_SEED` the first.
 
 // Helpers of tests are in no test by the lint's count.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
@@ -11,6 +11,7 @@ mod recorded;
 
 use std::{
     env,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -555,12 +556,12 @@ fn is_right(world: &World, events: &[(Moment, What)], failed: &Failed) -> bool {
     }
 }
 
-fn seeds() -> Vec<u64> {
-    let number = |name| env::var(name).ok().and_then(|given: String| given.parse().ok());
-    match number("TIDEGATE_SEED") {
-        Some(seed) => vec![seed],
-        None => (0..number("TIDEGATE_SEEDS").unwrap_or(40)).collect(),
-    }
+fn seeds() -> Range<u64> {
+    let number = |name| env::var(name).ok().and_then(|given: String| given.parse::<u64>().ok());
+    let first = number("TIDEGATE_SEED");
+    let seeds = number("TIDEGATE_SEEDS").unwrap_or(if first.is_some() { 1 } else { 40 });
+    let first = first.unwrap_or(0);
+    first..first.saturating_add(seeds)
 }
 
 #[test]
