@@ -702,6 +702,31 @@ async fn un_5_a_job_that_a_bound_of_this_process_held_up_met_a_limit_though_the_
     assert!(is_unavailable(&error), "{error:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn un_5_a_job_that_this_process_alone_has_denied_says_so_though_the_store_is_back() {
+    let fleet = Fleet::new();
+    let (process, handle) = semaphore(&fleet, 5, |builder| builder.fallback_local(1).op_timeout(SECOND * 30));
+    handle.away();
+    let first = process.acquire(within(1_000)).await.unwrap();
+    let waits = |process: &AdaptiveSemaphore, timeout| {
+        let process = process.clone();
+        tokio::spawn(async move { process.acquire(within(timeout)).await })
+    };
+    // The second is denied here, and the third with it, without being asked for.
+    let second = waits(&process, 20_000);
+    fleet::settled().await;
+    let third = waits(&process, 5_000);
+    fleet::settled().await;
+    handle.back();
+    // The probe is answered, and what asks for both is not.
+    handle.script_of(Operation::Exchange, [Fault::None, Fault::Hang]);
+    let error = third.await.unwrap().unwrap_err();
+    assert!(matches!(error, AcquireError::Timeout { last: LastCause::Slots, local: true, .. }), "{error:?}");
+    assert_eq!(handle.scripted(), 0, "the store was back, and asked");
+    second.abort();
+    drop(first);
+}
+
 // ---- the task and the outbox -----------------------------------------------------------------------------------------------
 
 #[test]

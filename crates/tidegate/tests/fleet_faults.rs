@@ -559,7 +559,7 @@ fn is_right(world: &World, events: &[(Moment, What)], failed: &Failed) -> bool {
 fn seeds() -> Range<u64> {
     let number = |name| env::var(name).ok().and_then(|given: String| given.parse::<u64>().ok());
     let first = number("TIDEGATE_SEED");
-    let seeds = number("TIDEGATE_SEEDS").unwrap_or(if first.is_some() { 1 } else { 40 });
+    let seeds = number("TIDEGATE_SEEDS").unwrap_or(if first.is_some() { 1 } else { 30 });
     let first = first.unwrap_or(0);
     first..first.saturating_add(seeds)
 }
