@@ -50,6 +50,8 @@ const CAUGHT: &[(Mutation, &str)] = {
         (OneEpochForEver, "ST-18 lost state has another epoch"),
         (LendsEverySlice, "AS-5 a reserved slice is never lent"),
         (WakesNobody, "AS-12 room goes to the one that waits longest"),
+        (ServesWhoeverComes, "AS-12 room that was offered is not taken by one that came later"),
+        (OffersWhatItHoldsBack, "AS-12 room that a safe start holds back is offered to nobody"),
         (DeafToResume, "ST-13 a pause and its end are pushed"),
         (ChargesForNothing, "RU-2 a cost of 0 passes without spending"),
         (DeniesWhatCanNeverFit, "RU-2 a cost above what a rule can ever hold is refused at once"),

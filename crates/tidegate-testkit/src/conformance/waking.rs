@@ -3,7 +3,8 @@
 //! Spec: ST-13, ST-14, AS-12.
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Capability, Class, Exchange, Head, Line, Outcome, Queue, Wake, rule::Rule,
+    Acquire, AcquireRequest, Capability, Class, Exchange, Head, Line, Outcome, Queue, SafeStart, Wake,
+    rule::Rule,
 };
 
 use super::{
@@ -56,6 +57,9 @@ trials_of_rules! {
     "AS-12 a driver that names no queue waits no longer" [WAKE, LEASES, EXCHANGE] => as_12_no_queue;
     "AS-12 a process keeps its own slot unless another waited clearly longer"
         [WAKE, LEASES, EXCHANGE] => as_12_own_first;
+    "AS-12 room that was offered is not taken by one that came later"
+        [WAKE, LEASES] => as_12_offered_room;
+    "AS-12 room that a safe start holds back is offered to nobody" [WAKE, LEASES, CLOCK] => as_12_safe_start;
 }
 
 fn is_paused(wake: &Wake) -> bool {
@@ -564,4 +568,59 @@ async fn as_12_own_first(lab: &Lab) -> Result<(), Failure> {
         ear.expect_room("room for one that waited 11 ms longer").await?;
     }
     Ok(())
+}
+
+async fn as_12_offered_room(lab: &Lab) -> Result<(), Failure> {
+    // How long one that comes while the room is on offer has waited by then, and whether it is served.
+    for (id, waited_ms, waiting, served) in [
+        ("tries once", 0, 0, false),
+        ("waits", 0, 1, false),
+        ("came later", 900, 1, false),
+        ("came first", 5_000, 1, true),
+    ] {
+        let draft = fixed(2);
+        let (holder, waiter, comer) =
+            (lab.worker_of(id, &draft)?, lab.worker_of(id, &draft)?, lab.worker_of(id, &draft)?);
+        let ear = lab.listen(&waiter).await?;
+        let tokens = holder.leases(2).await?;
+        waits(&waiter, 1, 1_000).await?;
+        holder.release(&tokens[..1]).await?;
+        ear.expect_room("room for the one that waits").await?;
+        let reply = comer.ask(&queue(1, waiting, waited_ms)).await?.body;
+        same(reply.grants.len(), usize::from(served), format_args!("{id}: grants of the one that comes"))?;
+        if !served {
+            let blocked = reply.denied.is_some_and(|denial| denial.lease_blocked);
+            ensure(blocked, format_args!("{id}: it is denied for want of a slot"))?;
+        }
+        let left = usize::from(!served);
+        same(waiter.granted(1).await?, left, format_args!("{id}: grants of the one that was woken"))?;
+    }
+    // Room beyond what is on offer is anyone's.
+    let (holder, waiter, comer) = (
+        lab.worker_of("more", &fixed(2))?,
+        lab.worker_of("more", &fixed(2))?,
+        lab.worker_of("more", &fixed(2))?,
+    );
+    let ear = lab.listen(&waiter).await?;
+    let tokens = holder.leases(2).await?;
+    waits(&waiter, 1, 1_000).await?;
+    holder.release(&tokens).await?;
+    ear.expect_room("room for the one that waits").await?;
+    same(comer.granted(2).await?, 1, "grants of all but what is on offer")?;
+    same(waiter.granted(2).await?, 1, "grants of what was on offer")
+}
+
+async fn as_12_safe_start(lab: &Lab) -> Result<(), Failure> {
+    let draft = fixed(1).lease_ttl(ms(1_000)).safe_start(SafeStart::On);
+    let (waiter, peer) = (lab.worker(&draft)?, lab.worker(&draft)?);
+    let ear = lab.listen(&waiter).await?;
+    waits(&waiter, 1, 0).await?;
+    peer.pause(DAY).await?;
+    peer.resume().await?;
+    same(ear.rooms(&waiter).await?, 0, "how often it was woken for what is granted to nobody yet")?;
+    lab.advance(1_000).await;
+    peer.pause(DAY).await?;
+    peer.resume().await?;
+    ear.expect_room("room when the safe start is over").await?;
+    same(waiter.granted(1).await?, 1, "grants when the safe start is over")
 }

@@ -47,6 +47,8 @@ pub(crate) enum Mutation {
     OneEpochForEver,
     LendsEverySlice,
     WakesNobody,
+    ServesWhoeverComes,
+    OffersWhatItHoldsBack,
     DeafToResume,
     ChargesForNothing,
     DeniesWhatCanNeverFit,
@@ -157,6 +159,12 @@ impl Mutant {
             Mutation::LendsEverySlice => {
                 let class = member.policy.classes().first().map(|class| class.name.clone());
                 let request = AcquireRequest { class, ..request.clone() };
+                return self.inner.acquire(member, &request).await;
+            }
+            Mutation::ServesWhoeverComes => {
+                let mut request = request.clone();
+                // As if it had waited longest.
+                request.line.waited_ms = request.line.waited_ms.max(1 << 40);
                 return self.inner.acquire(member, &request).await;
             }
             Mutation::ChargesForNothing => {
@@ -464,7 +472,11 @@ impl Listener for Filter {
             _ => false,
         };
         if !kept_back {
+            let resumed = wake == Wake::Resumed;
             self.listener.wake(wake);
+            if resumed && self.mutation == Mutation::OffersWhatItHoldsBack {
+                self.listener.wake(Wake::Room { class: None });
+            }
         }
     }
 }

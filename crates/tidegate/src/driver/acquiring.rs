@@ -218,12 +218,14 @@ impl Driver {
             first = Some((cause, until));
         }
         let key = state.enqueue(ask, *tier, self.op_timeout, now);
+        let alone = state.away.is_some();
         if let Some((cause, hint_at)) = first
             && let Some(waiter) = state.waiters.get_mut(key)
         {
             waiter.denied_at = Some(now);
             waiter.last = Some(cause);
             waiter.hint_at = Some(hint_at);
+            waiter.local = alone;
         }
         if let Some((denial, cause, until)) = answer {
             let place = state.waiters.get(key).map_or(place, |waiter| waiter.place(key));

@@ -15,8 +15,8 @@ use std::{
 };
 
 use tidegate::{
-    AdaptiveSemaphore, Capabilities, Capability, Class, Id, MemoryStore, Operators, SemaphoreBuilder, Store,
-    StoreError, Token, Trouble,
+    AdaptiveSemaphore, Capabilities, Capability, Class, Concurrency, Id, MemoryStore, Operators,
+    SemaphoreBuilder, Store, StoreError, Token, Trouble, Valve,
     clock::{Clock, TokioClock},
     contract::{
         AcquireReply, AcquireRequest, Answer, Cause, DriverId, Exchange, ExchangeReply, HandOver, LeaseView,
@@ -63,6 +63,12 @@ impl Fleet {
     pub(crate) fn process_with(&self, initial: u32, classes: &[Class]) -> AdaptiveSemaphore {
         let builder = classes.iter().cloned().fold(self.builder(initial), SemaphoreBuilder::class);
         builder.build(self.store.clone()).expect("good options")
+    }
+
+    /// A valve of the one id with a global bound, as a process of its own.
+    pub(crate) fn process_valve(&self, limit: u32) -> Valve {
+        let builder = Valve::builder(ID).concurrency(Concurrency::Global(limit));
+        builder.clock(self.clock).build(self.store.clone()).expect("good options")
     }
 
     pub(crate) fn now(&self) -> Moment {
