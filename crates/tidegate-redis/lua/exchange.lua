@@ -13,8 +13,8 @@
 local number, not_after, known, releases, settlements, observations, renewals, renewal_classes, hand_overs, acquires,
   queues, base, offered, initial, driver, owner, whole, depends = unpack(cmsgpack.unpack(ARGV[1]), 1, 18)
 
--- What is asked: a whole exchange, or a single part of one.
-local EXCHANGE, RENEW, HAND_OVER = 1, 2, 3
+-- What is asked: a whole exchange, or a single part of one; a look where that was refused.
+local EXCHANGE, RENEW, HAND_OVER, LOOK = 1, 2, 3, 4
 -- In the place of the number that wait: the acquire was refused already.
 local REFUSED = -1
 
@@ -399,7 +399,8 @@ local function is_unchecked()
 end
 
 local function remember(answer)
-  if not number then
+  -- Where nothing is kept of the id, nothing was done that must not be done twice.
+  if not number or S.epoch == 0 then
     return
   end
   local kept = max(P and P.ttl or 0, 60000)
@@ -414,7 +415,7 @@ local function exchange(takes_memory)
     local last = 0
     if record then
       local epoch, kept_number, until_ms, from = unpack_struct('<ddd', record)
-      if (epoch == S.epoch or epoch == 0) and until_ms > now then
+      if epoch == S.epoch and until_ms > now then
         last = kept_number
         if last == number then
           finish(true)
@@ -454,7 +455,9 @@ local function exchange(takes_memory)
       freed = max(0, freed - granted)
     end
   end
-  offer_room()
+  if whole ~= LOOK then
+    offer_room()
+  end
   local answer = cmsgpack.pack({ 0, head(), settled, observed, renewed, handed, acquired })
   finish(not (asks and takes_memory))
   remember(answer)

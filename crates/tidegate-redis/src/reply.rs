@@ -70,7 +70,7 @@ fn small(number: u64) -> Result<u32, StoreError> {
 pub(crate) fn exchange(
     mut reader: Reader<'_>,
     parts: &Parts<'_>,
-    request: Request,
+    request: &Request,
 ) -> Result<Reply<ExchangeReply>, StoreError> {
     let head = head(&mut reader)?;
     let settled = many(&mut reader, |reader| Ok(Settled { cut: reader.number()? }))?;
@@ -81,26 +81,26 @@ pub(crate) fn exchange(
     for _ in 0..reader.array()? / 2 {
         handed_over.push(Token { epoch, slot: reader.small()?, fence: reader.number()? });
     }
-    let handed_over = match request.handed_over {
+    let handed_over = match &request.handed_over {
         Ok(()) if handed_over.len() < parts.hand_overs.len() => Err(full()),
         Ok(()) => Ok(handed_over),
-        Err(refused) => Err(refused),
+        Err(refused) => Err(refused.clone()),
     };
     let mut acquired = Vec::with_capacity(parts.acquires.len());
     reader.array_of(parts.acquires.len())?;
-    for (asked, verdict) in parts.acquires.iter().zip(request.acquired) {
+    for (asked, verdict) in parts.acquires.iter().zip(&request.acquired) {
         let answer = if reader.absent()? {
             None
         } else {
             Some(read_acquired(&mut reader, asked, epoch, &request.deciding)?)
         };
-        acquired.push(verdict.and_then(|()| answer.ok_or_else(full)));
+        acquired.push(verdict.clone().and_then(|()| answer.ok_or_else(full)));
     }
     let body = ExchangeReply {
-        released: request.released,
-        settled: request.settled.map(|()| settled),
-        observed: request.observed.map(|()| observed),
-        renewed: request.renewed.map(|()| Renewed { live }),
+        released: request.released.clone(),
+        settled: request.settled.clone().map(|()| settled),
+        observed: request.observed.clone().map(|()| observed),
+        renewed: request.renewed.clone().map(|()| Renewed { live }),
         handed_over,
         acquired,
     };

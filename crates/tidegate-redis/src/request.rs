@@ -241,18 +241,15 @@ impl Request {
         };
         packer.number(member.initial_limit.into());
         packer.text(&driver_name(member.driver)).text(member.owner.as_str());
+        let verdicts = [&self.released, &self.settled, &self.observed, &self.renewed, &self.handed_over];
+        let refused = verdicts.into_iter().chain(&self.acquired).any(Result::is_err);
         packer.number(match parts.what {
-            What::Part => 0,
             What::Exchange => 1,
+            // Nothing is left to do but to look.
+            _ if refused => 4,
+            What::Part => 0,
             What::Renew => 2,
-            // One that is refused pins nothing.
-            What::HandOver => {
-                if self.handed_over.is_ok() {
-                    3
-                } else {
-                    0
-                }
-            }
+            What::HandOver => 3,
         });
         // What is refused depends on it as well.
         let leases = parts.what == What::HandOver || !parts.hand_overs.is_empty();

@@ -36,17 +36,32 @@ pub(crate) struct Shared {
     shelf: Shelf,
     /// Ids that are pinned to another policy than a member's own, as far as was seen.
     pins: Mutex<HashMap<Id, Arc<Stored>>>,
+    /// The last numbered requests of each driver, as they were sent: a repeat has to be read as the first answer was.
+    sent: Mutex<HashMap<(Id, DriverId), [Option<Sent>; 2]>>,
 }
 
-/// How many such ids are kept in mind.
-const MOST_PINS: usize = 10_000;
+/// A request under a number.
+struct Sent {
+    number: u64,
+    base: Base,
+    request: Arc<Request>,
+}
+
+/// How many ids, and how many drivers, are kept in mind.
+const MOST_KEPT: usize = 10_000;
 /// How often a request is checked anew before that is taken for an endless loop.
 const MOST_CHECKS: usize = 16;
 
 impl Shared {
     pub(crate) fn new(clock: Option<TestClock>) -> Self {
         let goes_by = if clock.is_some() { Clock::Argument } else { Clock::Server };
-        Self { scripts: Scripts::new(goes_by), clock, shelf: Shelf::default(), pins: Mutex::default() }
+        Self {
+            scripts: Scripts::new(goes_by),
+            clock,
+            shelf: Shelf::default(),
+            pins: Mutex::default(),
+            sent: Mutex::default(),
+        }
     }
 
     pub(crate) fn scripts(&self) -> &Scripts {
@@ -77,7 +92,7 @@ impl Shared {
                 Base::Own
             }
             Some(pinned) => {
-                if pins.len() >= MOST_PINS {
+                if pins.len() >= MOST_KEPT {
                     pins.clear();
                 }
                 let pinned = Arc::new(pinned);
@@ -85,6 +100,37 @@ impl Shared {
                 Base::Pinned(pinned)
             }
         }
+    }
+
+    /// What was sent under this number already.
+    fn sent(&self, member: &Member, number: Option<u64>) -> Option<(Base, Arc<Request>)> {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = sent.get(&(member.id.clone(), member.driver))?;
+        let same = last.iter().flatten().find(|sent| Some(sent.number) == number)?;
+        Some((same.base.clone(), Arc::clone(&same.request)))
+    }
+
+    fn forget_sent(&self, member: &Member, number: Option<u64>) {
+        let Some(number) = number else { return };
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = sent.get_mut(&(member.id.clone(), member.driver)) {
+            for sent in last {
+                sent.take_if(|sent| sent.number == number);
+            }
+        }
+    }
+
+    fn note_sent(&self, member: &Member, number: Option<u64>, base: &Base, request: &Arc<Request>) {
+        let Some(number) = number else { return };
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        if sent.len() >= MOST_KEPT {
+            sent.clear();
+        }
+        let last = sent.entry((member.id.clone(), member.driver)).or_default();
+        if last[0].as_ref().is_some_and(|newest| newest.number != number) {
+            last.swap(0, 1);
+        }
+        last[0] = Some(Sent { number, base: base.clone(), request: Arc::clone(request) });
     }
 }
 
@@ -98,10 +144,10 @@ impl RedisStore {
         &self,
         script: &Script,
         keys: &[Vec<u8>],
-        argument: Vec<u8>,
+        argument: &[u8],
         lane: Lane,
     ) -> Result<Vec<u8>, StoreError> {
-        let mut args = vec![argument, self.parts.wire.publishing().into()];
+        let mut args = vec![argument.to_vec(), self.parts.wire.publishing().into()];
         if let Some(clock) = &self.shared.clock {
             args.push(clock().micros().to_string().into_bytes());
         }
@@ -120,12 +166,27 @@ impl RedisStore {
         let keys = self.keys(&member.id);
         let mut base = self.shared.base(&member.id, &own);
         let lane = if parts.what == What::Renew { Lane::Renewals } else { Lane::Commands };
+        let number = parts.sequence.map(|sequence| sequence.number);
+        let of = |base: &Base| Request::of(member, &own, base, &keys, parts);
+        // The same under the same number is a repeat.
+        let again = self.shared.sent(member, number);
+        let mut again = again.filter(|(base, request)| of(base).bytes == request.bytes);
         for _ in 0..MOST_CHECKS {
-            let mut request = Request::of(member, &own, &base, &keys, parts);
-            let bytes = std::mem::take(&mut request.bytes);
-            let answer = self.run(&self.shared.scripts.exchange, &request.keys, bytes, lane).await?;
-            match reply::read(&answer)? {
-                Said::Done(reader) => return reply::exchange(reader, parts, request),
+            let request = match again.take() {
+                Some((_, request)) => request,
+                None => {
+                    let request = Arc::new(of(&base));
+                    self.shared.note_sent(member, number, &base, &request);
+                    request
+                }
+            };
+            let answer = self.run(&self.shared.scripts.exchange, &request.keys, &request.bytes, lane).await?;
+            let said = reply::read(&answer).inspect_err(|_| {
+                // It was not carried out and never will be: its number may be another's.
+                self.shared.forget_sent(member, number);
+            })?;
+            match said {
+                Said::Done(reader) => return reply::exchange(reader, parts, &request),
                 Said::Unchecked(pinned) => {
                     let pinned = pinned.map(Stored::read).transpose()?;
                     base = self.shared.learn(&member.id, &own, pinned);
@@ -143,7 +204,7 @@ impl RedisStore {
         argument: Vec<u8>,
         body: impl FnOnce(&mut Reader<'_>) -> Result<T, StoreError>,
     ) -> Result<Reply<T>, StoreError> {
-        let answer = self.run(script, &[self.keys(id).main()], argument, Lane::Commands).await?;
+        let answer = self.run(script, &[self.keys(id).main()], &argument, Lane::Commands).await?;
         match reply::read(&answer)? {
             Said::Done(mut reader) => Ok(Reply { head: reply::head(&mut reader)?, body: body(&mut reader)? }),
             Said::Unchecked(_) => Err(StoreError::unavailable(Cause::Broken, "an answer of another kind")),

@@ -218,6 +218,7 @@ impl IdModel {
     ) -> Result<Reply<Vec<Token>>, StoreError> {
         let step = self.begin(clock)?;
         let body = self.hand_over_step(step, member, hand_overs)?;
+        self.offer_room(step);
         Ok(self.answer(step, body))
     }
 
@@ -232,6 +233,7 @@ impl IdModel {
     ) -> Result<Reply<Vec<Settled>>, StoreError> {
         let step = self.begin(clock)?;
         let body = self.settle_step(step, settlements)?;
+        self.offer_room(step);
         Ok(self.answer(step, body))
     }
 
@@ -246,6 +248,7 @@ impl IdModel {
     ) -> Result<Reply<Vec<bool>>, StoreError> {
         let step = self.begin(clock)?;
         let body = self.observe_step(step, observations)?;
+        self.offer_room(step);
         Ok(self.answer(step, body))
     }
 
@@ -679,6 +682,10 @@ impl IdModel {
         number: u64,
         answer: Result<Reply<ExchangeReply>, StoreError>,
     ) {
+        // Where nothing is kept of the id, nothing was done that must not be done twice.
+        if self.life.is_none() {
+            return;
+        }
         let ttl_ms = self.pinned().map_or(0, |pinned| pinned.policy.lease_ttl_ms()).max(ANSWER_KEPT_MS);
         let until_ms = step.ms.saturating_add(ttl_ms);
         if self.answers.insert(member.driver, Kept { number, until_ms, answer }).is_none() {

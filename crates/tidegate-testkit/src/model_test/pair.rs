@@ -63,6 +63,8 @@ struct Side {
 
 /// The last exchange of a driver: what each side was sent.
 struct Sent {
+    /// A driver never goes over to another policy.
+    who: Who,
     number: u64,
     model: Exchange,
     store: Exchange,
@@ -357,8 +359,9 @@ impl Pair {
         number: Number,
         parts: &Parts,
     ) -> Result<(), Mismatch> {
-        let member = world.member(who);
         let driver = (who.place, who.driver);
+        let repeated = self.sent.get(&driver).filter(|_| number == Number::Repeat);
+        let member = world.member(repeated.map_or(who, |sent| sent.who));
         let (mut ours, mut theirs) = self.exchanges(world, who.place, parts);
         let last = self.sent.get(&driver).map_or(0, |sent| sent.number);
         let numbered = |number, not_after| Some(Sequence { number, not_after });
@@ -390,7 +393,7 @@ impl Pair {
         };
         let reply = self.same(who.place, model, answer)?;
         if let (Some(sequence), true) = (sequence, was_done && number != Number::Repeat) {
-            let sent = Sent { number: sequence.number, model: ours.clone(), store: theirs };
+            let sent = Sent { who, number: sequence.number, model: ours.clone(), store: theirs };
             self.sent.insert(driver, sent);
         }
         if let Some(reply) = reply {
@@ -515,7 +518,7 @@ impl Pair {
                 Ok(None)
             }
             Ok(reply) => {
-                side.is_settled |= reply.head.epoch.is_some();
+                side.is_settled = reply.head.epoch.is_some();
                 if let Some(epoch) = reply.head.epoch
                     && side.epochs.last() != Some(&epoch)
                 {
