@@ -6,4 +6,7 @@ mod scripts;
 mod wake;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 pub use connect::{Builder, RedisStore};

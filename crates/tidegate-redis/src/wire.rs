@@ -137,7 +137,12 @@ impl Wire {
     pub(crate) async fn run(&self, call: Call<'_>) -> Result<Value, StoreError> {
         match (&self.0.way, call.lane) {
             (Way::Given(given, _), Lane::Commands) | (Way::Given(given, None), _) => given.run(call).await,
-            (Way::Own(servers), Lane::Commands) if Handle::try_current().is_ok() => servers.run(call).await,
+            (Way::Own(servers), Lane::Commands) if Handle::try_current().is_ok() => {
+                if servers.needs_watch() {
+                    self.thread()?;
+                }
+                servers.run(call).await
+            }
             (Way::Own(servers) | Way::Given(_, Some(servers)), _) => self.run_apart(servers, call).await,
         }
     }
