@@ -153,6 +153,19 @@ impl Builder {
         self
     }
 
+    /// Holds the servers' certificates against these authorities, in PEM, in place of the well-known ones. Only with
+    /// TLS.
+    pub fn authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.options.authority = Some(pem.into());
+        self
+    }
+
+    /// Shows the servers a certificate, in PEM, with its key. Only with TLS. Default: none.
+    pub fn certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.options.certificate = Some((pem.into(), key.into()));
+        self
+    }
+
     /// How long connecting to one server may take, with logging in: 10 ms to 60 s. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.options.connect_timeout = timeout;

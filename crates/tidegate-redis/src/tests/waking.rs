@@ -115,6 +115,25 @@ fn st_13_a_cut_subscription_comes_back_and_tells_of_the_gap() {
     assert_eq!(ear.next(), message("a", "3"));
 }
 
+#[tokio::test]
+async fn a_user_with_the_listed_commands_is_enough() {
+    let server = Server::start(&[]);
+    let user = ["ACL", "SETUSER", "few", "on", ">secret", "~tidegate:*", "resetchannels", "&tidegate:*"];
+    let commands =
+        ["+evalsha", "+eval", "+info", "+ping", "+scan", "+ssubscribe", "+sunsubscribe", "+select", "+incr"];
+    server.ask(&[&user[..], &commands[..]].concat());
+    let wire = wire(&format!("redis://few:secret@127.0.0.1:{}/1", server.port));
+    call(&wire, "tidegate:k").await.unwrap();
+    server.ask(&["SCRIPT", "FLUSH"]);
+    call(&wire, "tidegate:k").await.unwrap();
+    let mut keys = Vec::new();
+    wire.scan(b"tidegate:*", |key| keys.push(key)).await.unwrap();
+    assert_eq!(keys.len(), 1);
+    assert!(wire.risks().is_empty());
+    let ear = Ear::of(&Wakes::of(&wire).unwrap(), &["tidegate:a"]);
+    assert_eq!(ear.next(), Heard::Gap);
+}
+
 #[test]
 fn st_13_a_subscription_waits_for_its_server() {
     let mut server = Server::start(&[]);
