@@ -1,5 +1,7 @@
 //! Shows that opening a store says what is wrong and what to do about it, and what may be lost silently.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 #[path = "../src/tests/fixture.rs"]
 mod fixture;
 

@@ -163,6 +163,27 @@ async fn un_3_a_replica_that_takes_over_is_followed() {
     assert_eq!(replica.info("role").as_deref(), Some("master"));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn case_31_a_frozen_node_does_not_hold_up_the_others() {
+    let nodes = cluster();
+    let wire = open(&nodes);
+    let in_slots = |from: u16, to: u16| {
+        let keys = (0..).map(|number| format!("{{{number}}}"));
+        keys.into_iter().find(|key| (from..to).contains(&slot_of(key.as_bytes()))).unwrap()
+    };
+    let (frozen, other) = (in_slots(0, 5461), in_slots(5461, 10923));
+    call(&wire, &frozen).await.unwrap();
+    call(&wire, &other).await.unwrap();
+    nodes[0].freeze();
+    // Nodes see the cluster as whole for as long as their timeout.
+    let error = call(&wire, &frozen).await.unwrap_err();
+    assert_eq!(cause(&error), Cause::NoAnswer, "{error}");
+    call(&wire, &other).await.unwrap();
+    nodes[0].thaw();
+    heals(&wire, &frozen, Duration::from_secs(10)).await;
+    heals(&wire, &other, Duration::from_secs(10)).await;
+}
+
 #[tokio::test]
 async fn what_a_url_calls_a_cluster_must_be_one() {
     let single = Server::start(&[]);

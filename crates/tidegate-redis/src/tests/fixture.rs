@@ -1,6 +1,6 @@
 //! Servers for tests: each on a free port, in a folder of its own, ended with the test.
 
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
 use std::{
     fs,
@@ -105,8 +105,7 @@ impl Server {
     /// A fact of `INFO`; none while the server does not answer.
     pub(crate) fn info(&self, name: &str) -> Option<String> {
         let info: String = redis::from_redis_value(self.try_ask(&["INFO"]).ok()?).ok()?;
-        let line = info.lines().find_map(|line| line.strip_prefix(&format!("{name}:")).map(str::to_owned));
-        line
+        info.lines().find_map(|line| line.strip_prefix(&format!("{name}:")).map(str::to_owned))
     }
 
     fn signal(&self, signal: &str) {

@@ -174,7 +174,7 @@ impl Servers {
 
     /// Whether messages go over shard channels: from Redis 7.0 on. None before a server was met.
     pub(crate) fn sharded(&self) -> Option<bool> {
-        lock(&self.version).map(|version| version >= (7, 0))
+        lock(&self.version).map(check::is_sharded)
     }
 
     /// Runs a script where its keys are.
