@@ -33,8 +33,9 @@ pub(crate) struct Parts {
 /// - `redis+sentinel://host:port,host:port/primary-name[/database]`: a primary that sentinels look after
 /// - `redis+cluster://host:port,host:port`: a cluster, by some of its nodes
 ///
-/// `rediss` in place of `redis` uses TLS. `valkey` and `valkeys` mean the same. Special characters of user and password
-/// are percent-encoded.
+/// `rediss` in place of `redis` uses TLS, with the provider of cryptography that the process has set for rustls; where it
+/// has set none by the first connection, `ring` is set. `valkey` and `valkeys` mean the same as `redis` and `rediss`.
+/// Special characters of user and password are percent-encoded.
 ///
 /// # Commands
 /// A user with an ACL needs `EVALSHA`, `EVAL`, `INFO`, `PING` and `SCAN`, what the scripts use on the keys of the prefix,
