@@ -224,9 +224,10 @@ async fn a_connection_that_was_there_is_looked_at_too() {
 
 #[tokio::test]
 async fn a_socket_of_the_same_host_works() {
-    let path = std::env::temp_dir().join(format!("tidegate-redis-{}.sock", std::process::id()));
+    // In the folder of the server, which is gone with it.
+    let server = Server::start(&["--unixsocket", "own.sock"]);
+    let path = server.folder.join("own.sock");
     let path = path.to_str().unwrap();
-    let _server = Server::start(&["--unixsocket", path]);
     RedisStore::connect(&format!("redis+unix://{path}?db=1")).await.unwrap();
     let (cause, _) = fault(&format!("redis+unix://{path}.not")).await;
     assert_eq!(cause, Cause::Disconnected);

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Server {
     pub(crate) port: u16,
     arguments: Vec<String>,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     child: Option<Child>,
 }
 
