@@ -1,6 +1,6 @@
 -- EVICT: ends a lease at once.
 --
--- KEYS  1 the id    ARGV  1 { slot, fence, epoch } packed, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 { slot, fence, epoch } packed
 -- reply { 0, head, whether it was there } packed
 
 return step(function()

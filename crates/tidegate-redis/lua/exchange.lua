@@ -5,7 +5,6 @@
 --         classes of the renewals or false, hand-overs, acquires, queues, digest of the policy that it was checked
 --         against, offer or false, initial limit, driver, owner, what is asked, whether that depends on the
 --         policy }
---       2 the command that publishes
 -- reply { 0, head, settled, observed, renewed, handed over, acquired } packed, or
 --       { 1, policy or false }: check the request against that one, and ask again; nothing was done
 --       { 2, number, last }: too late    { 3, layout }: newer layout    { 4, what }: corrupt, and cleared

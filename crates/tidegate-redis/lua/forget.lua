@@ -1,6 +1,6 @@
 -- FORGET: drops all that is kept of an id, unless leases live.
 --
--- KEYS  1 the id    ARGV  1 nothing, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 nothing
 -- reply { 0, head, leases that live, whether there was anything } packed
 
 return step(function()

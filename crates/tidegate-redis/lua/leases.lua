@@ -311,7 +311,9 @@ do
   end
 
   function cohort_slots(number)
-    local raw = get('k' .. number)
+    -- One of this step is not written yet.
+    local fresh = cohorts[number] and cohorts[number].slots
+    local raw = fresh and table.concat(fresh) or get('k' .. number)
     if not raw then
       corrupt('cohort')
     end

@@ -1,6 +1,6 @@
 -- LEASES PAGE: leases in the order of their slots.
 --
--- KEYS  1 the id    ARGV  1 { the first slot, how many at most } packed, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 { the first slot, how many at most } packed
 -- reply { 0, head, leases, whether there are more } packed; a lease is { slot, fence, epoch, owner, class or false, age,
 --       what is left, whether it rests }
 

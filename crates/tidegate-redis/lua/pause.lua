@@ -1,6 +1,6 @@
 -- PAUSE: stops an id, never for less than it is already.
 --
--- KEYS  1 the id    ARGV  1 the length in milliseconds, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 the length in milliseconds
 -- reply { 0, head, what is left, whether it was paused } packed
 
 return step(function()

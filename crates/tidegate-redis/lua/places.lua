@@ -4,6 +4,9 @@
 -- how much room is offered in each tier, then 57 bytes each: since, driver, tier, jobs, offered, lapses. `w` has those that
 -- wait for a rate: driver, and until when that counts.
 
+-- From 7.0 on, what is published goes where the keys are, and to no other server.
+local PUBLISH = (redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH'
+
 local LAPSES = 2000
 local OWN_FIRST = 10
 local PUBLISHED = 1000
@@ -23,7 +26,7 @@ end
 
 local function publish()
   for _, message in ipairs(pushes) do
-    ask(ARGV[2], key .. ':all', message)
+    ask(PUBLISH, key .. ':all', message)
   end
   pushes = {}
 end
@@ -192,7 +195,7 @@ local function offer(before, most, except)
       local count = min(left, jobs - offered, most)
       if count > 0 then
         local class = P.classes[tier] and P.classes[tier][1] or ''
-        local reached = ask(ARGV[2], key .. ':' .. driver, string.format('room %.0f %s', count, class))
+        local reached = ask(PUBLISH, key .. ':' .. driver, string.format('room %.0f %s', count, class))
         if reached > 0 then
           Q.all = sub(Q.all, 1, from - 1) .. pack(PLACE, since, driver, tier, jobs, offered + count, lapses)
             .. sub(Q.all, from + PLACE_BYTES)

@@ -80,6 +80,11 @@ local function carry_levels(from, to)
     put('r:' .. name, false)
     put('g:' .. name, false)
   end
+  for place, level in pairs(identities) do
+    if gone[level.rule[1]] then
+      identities[place] = nil
+    end
+  end
 end
 
 -- Gives every lease the tier of its class in another policy.

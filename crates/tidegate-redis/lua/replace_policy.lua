@@ -1,6 +1,6 @@
 -- REPLACE POLICY: goes over to a policy of a higher revision.
 --
--- KEYS  1 the id    ARGV  1 { policy, digest, revision } packed, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 { policy, digest, revision } packed
 -- reply { 0, head, the pinned revision where that is not lower, -1 where none is pinned, else false } packed
 
 return step(function()

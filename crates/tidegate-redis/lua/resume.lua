@@ -1,6 +1,6 @@
 -- RESUME: ends a pause.
 --
--- KEYS  1 the id    ARGV  1 nothing, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 nothing
 -- reply { 0, head, whether it was paused } packed
 
 return step(function()

@@ -1,6 +1,6 @@
 -- SET LIMIT: sets an adaptive limit, within the bounds of the policy.
 --
--- KEYS  1 the id    ARGV  1 the limit, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 the limit
 -- reply { 0, head, why not } packed: 0 it is set, 1 no policy is pinned, 2 the limit does not move, or { least, most }
 
 return step(function()

@@ -1,6 +1,6 @@
 -- SNAPSHOT: how an id stands.
 --
--- KEYS  1 the id    ARGV  1 nothing, 2 the command that publishes
+-- KEYS  1 the id    ARGV  1 nothing
 -- reply { 0, head, false or { policy or false, held, resting, held by tier, waiting, levels } } packed; a level of a rule
 --       with a scope is false
 

@@ -136,7 +136,9 @@ local function forget_all()
   fields.v, fields.s, fields.d, fields.p, fields.l, fields.q, fields.w, fields.z =
     false, false, false, false, false, false, false, false
   ask('DEL', key)
+  local offset = S.offset
   S, P, L = no_state(S.last, S.fence), false, false
+  S.offset = offset
 end
 
 local function paused_ms()

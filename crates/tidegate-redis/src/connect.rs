@@ -34,8 +34,9 @@ pub(crate) struct Parts {
 /// - `redis+sentinel://host:port,host:port/primary-name[/database]`: a primary that sentinels look after
 /// - `redis+cluster://host:port,host:port`: a cluster, by some of its nodes
 ///
-/// `rediss` in place of `redis` uses TLS. `valkey` and `valkeys` mean the same. Special characters of user and password
-/// are percent-encoded.
+/// `rediss` in place of `redis` uses TLS, with the provider of cryptography that the process has set for rustls; where it
+/// has set none by the first connection, `ring` is set. `valkey` and `valkeys` mean the same as `redis` and `rediss`.
+/// Special characters of user and password are percent-encoded.
 ///
 /// # Commands
 /// A user with an ACL needs `EVALSHA`, `EVAL`, `INFO`, `PING` and `SCAN`, what the scripts use on the keys of the prefix,
@@ -153,6 +154,19 @@ impl Builder {
     pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         let user = Some(user.into()).filter(|user| !user.is_empty());
         self.options.sentinel_login = Login { user, password: Some(password.into()) };
+        self
+    }
+
+    /// Holds the servers' certificates against these authorities, in PEM, in place of the well-known ones. Only with
+    /// TLS.
+    pub fn authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.options.authority = Some(pem.into());
+        self
+    }
+
+    /// Shows the servers a certificate, in PEM, with its key. Only with TLS. Default: none.
+    pub fn certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.options.certificate = Some((pem.into(), key.into()));
         self
     }
 

@@ -41,7 +41,7 @@ pub(crate) fn refused(place: &str, detail: &str) -> StoreError {
 
 /// Nothing was heard in time.
 pub(crate) fn no_answer(place: &str, what: &str) -> StoreError {
-    StoreError::unavailable(Cause::NoAnswer, format!("{place}: no answer to {what} in time"))
+    StoreError::unavailable(Cause::NoAnswer, format!("{place}: no answer in time to {what}"))
 }
 
 /// Whether the connection is of no use any more.
@@ -91,6 +91,9 @@ fn of_server(kind: ServerErrorKind, detail: &str) -> (Cause, Option<&'static str
         | ServerErrorKind::Ask
         | ServerErrorKind::TryAgain
         | ServerErrorKind::ClusterDown => (Cause::Migrating, None),
+        ServerErrorKind::ResponseError if detail.starts_with("DB index") => {
+            (Cause::Refused, Some("the database at the end of the URL is not there"))
+        }
         // Redis wraps what a command inside a script was refused for in a plain error.
         ServerErrorKind::ResponseError => match INSIDE.iter().find(|code| detail.contains(*code)) {
             Some(code) => of_code(code),

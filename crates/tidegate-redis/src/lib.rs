@@ -13,4 +13,7 @@ mod store;
 mod wake;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 pub use connect::{Builder, RedisStore};

@@ -66,7 +66,7 @@ impl Operators for RedisStore {
 
     fn leases<'a>(&'a self, id: &'a Id, after: Option<u32>, most: usize) -> Answer<'a, Page<LeaseView>> {
         Box::pin(async move {
-            page_size(most)?;
+            self.or_look(id, page_size(most)).await?;
             let from = after.map_or(0, |after| u64::from(after) + 1);
             let mut packer = Packer::default();
             packer.array(2).number(from).number(most as u64);

@@ -147,7 +147,7 @@ impl RedisStore {
         argument: &[u8],
         lane: Lane,
     ) -> Result<Vec<u8>, StoreError> {
-        let mut args = vec![argument.to_vec(), self.parts.wire.publishing().into()];
+        let mut args = vec![argument.to_vec()];
         if let Some(clock) = &self.shared.clock {
             args.push(clock().micros().to_string().into_bytes());
         }
@@ -194,6 +194,18 @@ impl RedisStore {
             }
         }
         Err(StoreError::unavailable(Cause::Broken, "the pinned policy does not stand still"))
+    }
+
+    /// Looks at an id where a request is refused, as every store does before it refuses.
+    pub(crate) async fn or_look<T, E: Into<StoreError>>(
+        &self,
+        id: &Id,
+        checked: Result<T, E>,
+    ) -> Result<T, StoreError> {
+        if checked.is_err() {
+            self.simple(&self.shared.scripts.snapshot, id, Vec::new(), |_| Ok(())).await?;
+        }
+        checked.map_err(Into::into)
     }
 
     /// Runs a script that has an id alone, and reads what it says besides the head.
@@ -312,7 +324,7 @@ impl Store for RedisStore {
 
     fn pause<'a>(&'a self, id: &'a Id, length: Duration) -> Answer<'a, PauseReply> {
         Box::pin(async move {
-            let length_ms = pause_millis(length)?;
+            let length_ms = self.or_look(id, pause_millis(length)).await?;
             let script = &self.shared.scripts.pause;
             let argument = length_ms.to_string().into_bytes();
             self.simple(script, id, argument, |reader| {

@@ -354,12 +354,13 @@ impl Connection {
         has: &mut BTreeSet<Vec<u8>>,
         wait: &mut Duration,
     ) -> End {
-        let sharded = self.servers.sharded().unwrap_or(true);
-        let (join, leave) =
-            if sharded { ("SSUBSCRIBE", "SUNSUBSCRIBE") } else { ("SUBSCRIBE", "UNSUBSCRIBE") };
+        // Where the version may not be asked for, the answer tells.
+        let mut sharded = self.servers.sharded().unwrap_or(true);
         let mut moves = self.servers.moves();
         let mut warned = false;
-        loop {
+        'look: loop {
+            let (join, leave) =
+                if sharded { ("SSUBSCRIBE", "SUNSUBSCRIBE") } else { ("SUBSCRIBE", "UNSUBSCRIBE") };
             let wanted = self.wanted.borrow_and_update().clone();
             let missing: Vec<Vec<u8>> = wanted.difference(has).cloned().collect();
             let needless: Vec<Vec<u8>> = has.difference(&wanted).cloned().collect();
@@ -371,6 +372,10 @@ impl Connection {
                         // Asked for again with the next look at the connection, unless it is elsewhere by then.
                         Value::ServerError(error) => {
                             let error = RedisError::from(error);
+                            if sharded && is_unknown(&error) {
+                                sharded = false;
+                                continue 'look;
+                            }
                             if !self.moved(line, channel, &error) && !warned {
                                 warned = true;
                                 tracing::warn!(%error, "a subscription is refused: waiting is polled meanwhile");
@@ -447,6 +452,11 @@ fn hear(
         }
         _ => {}
     })
+}
+
+/// Whether a server does not know the command.
+fn is_unknown(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 /// Asks for each channel on its own: each is refused or confirmed on its own then.

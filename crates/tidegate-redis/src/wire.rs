@@ -137,7 +137,12 @@ impl Wire {
     pub(crate) async fn run(&self, call: Call<'_>) -> Result<Value, StoreError> {
         match (&self.0.way, call.lane) {
             (Way::Given(given, _), Lane::Commands) | (Way::Given(given, None), _) => given.run(call).await,
-            (Way::Own(servers), Lane::Commands) if Handle::try_current().is_ok() => servers.run(call).await,
+            (Way::Own(servers), Lane::Commands) if Handle::try_current().is_ok() => {
+                if servers.needs_watch() {
+                    self.thread()?;
+                }
+                servers.run(call).await
+            }
             (Way::Own(servers) | Way::Given(_, Some(servers)), _) => self.run_apart(servers, call).await,
         }
     }
@@ -186,19 +191,21 @@ impl Wire {
         }
     }
 
+    /// Whether messages go over shard channels. None before the first use, and where servers may not be asked.
+    pub(crate) fn sharded(&self) -> Option<bool> {
+        match &self.0.way {
+            Way::Own(servers) => servers.sharded(),
+            Way::Given(given, servers) => {
+                given.sharded().or_else(|| servers.as_ref().and_then(|servers| servers.sharded()))
+            }
+        }
+    }
+
     /// What subscriptions are opened with, where it is known.
     pub(crate) fn servers(&self) -> Option<&Arc<Servers>> {
         match &self.0.way {
             Way::Own(servers) | Way::Given(_, Some(servers)) => Some(servers),
             Way::Given(_, None) => None,
-        }
-    }
-
-    /// The command that scripts publish with.
-    pub(crate) fn publishing(&self) -> &'static str {
-        match self.servers().and_then(|servers| servers.sharded()) {
-            Some(true) => "SPUBLISH",
-            _ => "PUBLISH",
         }
     }
 

@@ -87,6 +87,11 @@ fn unusable(facts: &HashMap<&str, &str>, version: Option<(u32, u32)>, expected: 
     }
 }
 
+/// Whether a version has shard channels, which messages then go over.
+pub(crate) fn is_sharded(version: (u32, u32)) -> bool {
+    version >= (7, 0)
+}
+
 /// What is said where `INFO` is refused.
 pub(crate) fn unseen(reason: &str) -> Report {
     let risk =

@@ -22,7 +22,8 @@ const PLACE: &str = "the given connection";
 /// A connection that people had already.
 pub(crate) struct Given {
     connection: Arc<dyn Shareable>,
-    checked: OnceCell<()>,
+    /// Holds what was learned of the version, once the checks were made.
+    checked: OnceCell<Option<(u32, u32)>>,
     risks: Risks,
 }
 
@@ -70,10 +71,15 @@ impl Given {
         self.checked.get_or_try_init(|| self.check()).await.map(drop)
     }
 
-    async fn check(&self) -> Result<(), StoreError> {
+    /// Whether messages go over shard channels; none where it is not known.
+    pub(super) fn sharded(&self) -> Option<bool> {
+        self.checked.get().copied().flatten().map(check::is_sharded)
+    }
+
+    async fn check(&self) -> Result<Option<(u32, u32)>, StoreError> {
         // A cluster's connection sends INFO to all nodes at once and answers in a form of its own.
         if self.connection.is_cluster() {
-            return Ok(());
+            return Ok(None);
         }
         let report = match self.ask(&redis::cmd("INFO")).await {
             Ok(answer) => match text(&answer) {
@@ -86,7 +92,7 @@ impl Given {
         self.risks.add(report.risks);
         match report.fault {
             Some(fault) => Err(error::refused(PLACE, &fault)),
-            None => Ok(()),
+            None => Ok(report.version),
         }
     }
 

@@ -167,9 +167,7 @@ impl<T: Clone + Send + Sync + 'static> Flight<T> {
         F: Future<Output = T> + Send + 'static,
     {
         let mut result = self.joined(begin)?;
-        // The guard into the channel is dropped before the function returns.
-        let outcome = result.wait_for(Option::is_some).await.ok()?.clone();
-        outcome
+        result.wait_for(Option::is_some).await.ok()?.clone()
     }
 
     fn joined<F>(&self, begin: impl FnOnce() -> F) -> Option<watch::Receiver<Option<T>>>

@@ -100,6 +100,11 @@ impl Servers {
         }
     }
 
+    /// Whether the primary moves without a word to those who use it.
+    pub(super) fn needs_watch(&self) -> bool {
+        matches!(self.place.topology, Topology::Sentinel { .. })
+    }
+
     /// Follows the primary, as long as the store lives. Does nothing without sentinels.
     pub(crate) async fn watch(self: Arc<Self>) {
         let Topology::Sentinel { sentinels, name } = &self.place.topology else { return };

@@ -11,10 +11,12 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisConnectionInfo, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult, ServerErrorKind,
+    TlsCertificates, Value,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
+use rustls::crypto::CryptoProvider;
 use tidegate_core::{Cause, StoreError};
 use tokio::{sync::watch, time::timeout};
 
@@ -44,12 +46,22 @@ pub(crate) type OnRisk = Arc<dyn Fn(&str) + Send + Sync>;
 pub(crate) struct Options {
     pub(crate) connect_timeout: Duration,
     pub(crate) sentinel_login: Login,
+    /// What a server's certificate is held against, in PEM, in place of the well-known authorities.
+    pub(crate) authority: Option<Vec<u8>>,
+    /// A certificate of one's own and its key, in PEM.
+    pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) on_risk: Option<OnRisk>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { connect_timeout: Duration::from_secs(1), sentinel_login: Login::default(), on_risk: None }
+        Self {
+            connect_timeout: Duration::from_secs(1),
+            sentinel_login: Login::default(),
+            authority: None,
+            certificate: None,
+            on_risk: None,
+        }
     }
 }
 
@@ -162,7 +174,7 @@ impl Servers {
 
     /// Whether messages go over shard channels: from Redis 7.0 on. None before a server was met.
     pub(crate) fn sharded(&self) -> Option<bool> {
-        lock(&self.version).map(|version| version >= (7, 0))
+        lock(&self.version).map(check::is_sharded)
     }
 
     /// Runs a script where its keys are.
@@ -236,7 +248,7 @@ impl Servers {
         };
         let (line, report) = timeout(self.options.connect_timeout, work)
             .await
-            .unwrap_or_else(|_| Err(error::no_answer(&place, "connecting")))?;
+            .unwrap_or_else(|_| Err(error::no_answer(&place, self.connecting())))?;
         if let Some(version) = report.version {
             *lock(&self.version) = Some(version);
         }
@@ -252,7 +264,12 @@ impl Servers {
         let work = self.connect(address, &self.options.sentinel_login, 0, None);
         timeout(self.options.connect_timeout, work)
             .await
-            .unwrap_or_else(|_| Err(error::no_answer(&format!("sentinel {address}"), "connecting")))
+            .unwrap_or_else(|_| Err(error::no_answer(&format!("sentinel {address}"), self.connecting())))
+    }
+
+    /// What is not answered while connecting. A server without TLS does not say that it has none.
+    fn connecting(&self) -> &'static str {
+        if self.place.tls { "connecting with TLS, which the server may not have" } else { "connecting" }
     }
 
     async fn connect(
@@ -283,7 +300,7 @@ impl Servers {
         };
         let info = to.into_connection_info().map_err(failed)?;
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp_settings());
-        let client = Client::open(info).map_err(failed)?;
+        let client = if self.place.tls { self.with_tls(info) } else { Client::open(info) }.map_err(failed)?;
         let gone = Arc::new(AtomicBool::new(false));
         let ends = Ends(gone.clone());
         let config = AsyncConnectionConfig::new()
@@ -301,6 +318,22 @@ impl Servers {
         let connection =
             client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
         Ok(Line::new(connection, address.clone(), gone))
+    }
+
+    fn with_tls(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        // The client takes whatever the process has set. Only where nobody has set anything, something is set here: it
+        // would end in a panic.
+        if CryptoProvider::get_default().is_none() {
+            // Someone else was faster: as good.
+            rustls::crypto::ring::default_provider().install_default().ok();
+        }
+        let Options { authority, certificate, .. } = &self.options;
+        if authority.is_none() && certificate.is_none() {
+            return Client::open(info);
+        }
+        let own = certificate.clone();
+        let own = own.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+        Client::build_with_tls(info, TlsCertificates { client_tls: own, root_cert: authority.clone() })
     }
 }
 

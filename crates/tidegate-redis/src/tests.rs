@@ -1,0 +1,59 @@
+//! Shows what becomes of connections, on real servers that are cut, frozen, failed over and moved.
+
+mod calls;
+mod cluster;
+mod fixture;
+mod sentinel;
+mod waking;
+
+use std::time::{Duration, Instant};
+
+use tidegate_core::{Cause, StoreError};
+
+use crate::{
+    scripts::Script,
+    wire::{Call, Lane, Options, Place, Wire},
+};
+
+/// A script that counts in its key.
+fn counting() -> Script {
+    Script::of(&["return redis.call('INCR', KEYS[1])"])
+}
+
+fn wire(url: &str) -> Wire {
+    Wire::to(Place::read(url).unwrap(), Options::default())
+}
+
+async fn run(wire: &Wire, lane: Lane, script: &Script, key: &str) -> Result<redis::Value, StoreError> {
+    wire.run(Call { script, keys: &[key.as_bytes().to_vec()], args: &[], lane }).await
+}
+
+/// One call within a caller's patience.
+async fn call(wire: &Wire, key: &str) -> Result<i64, StoreError> {
+    let patience = Duration::from_secs(1);
+    match tokio::time::timeout(patience, run(wire, Lane::Commands, &counting(), key)).await {
+        Ok(Ok(redis::Value::Int(count))) => Ok(count),
+        Ok(Ok(other)) => panic!("{other:?}"),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(StoreError::unavailable(Cause::NoAnswer, "the caller gave up")),
+    }
+}
+
+/// Calls until one succeeds; says how long it took.
+async fn heals(wire: &Wire, key: &str, within: Duration) -> Duration {
+    let start = Instant::now();
+    loop {
+        match call(wire, key).await {
+            Ok(_) => return start.elapsed(),
+            Err(error) => assert!(start.elapsed() < within, "after {:?}: {error}", start.elapsed()),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn cause(error: &StoreError) -> Cause {
+    match error {
+        StoreError::Unavailable { cause, .. } => *cause,
+        other => panic!("{other}"),
+    }
+}

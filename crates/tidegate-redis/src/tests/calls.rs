@@ -1,0 +1,349 @@
+//! Shows that calls to one server outlive flushed scripts, cut connections, restarts and freezes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tidegate_core::Cause;
+
+use super::{call, cause, counting, fixture::Server, heals, run, wire};
+use crate::{
+    error,
+    scripts::Script,
+    wire::{Given, Lane, Options, Wire},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn un_3_no_caller_meets_a_missing_script() {
+    let server = Arc::new(Server::start(&[]));
+    let wire = wire(&server.url());
+    let done = Arc::new(AtomicBool::new(false));
+    let (flushed, ends) = (server.clone(), done.clone());
+    let flushing = std::thread::spawn(move || {
+        let mut flushes = 0;
+        while !ends.load(Ordering::Relaxed) {
+            flushed.ask(&["SCRIPT", "FLUSH"]);
+            flushes += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        flushes
+    });
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let wire = wire.clone();
+        tasks.push(tokio::spawn(async move {
+            let script = counting();
+            for number in 0..500 {
+                let lane = if number % 2 == 0 { Lane::Commands } else { Lane::Renewals };
+                run(&wire, lane, &script, "count").await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(call(&wire, "count").await.unwrap(), 8 * 500 + 1);
+    done.store(true, Ordering::Relaxed);
+    assert!(flushing.join().unwrap() > 2);
+}
+
+#[tokio::test]
+async fn un_3_a_killed_connection_is_replaced_by_the_next_call() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    call(&wire, "k").await.unwrap();
+    for _ in 0..3 {
+        server.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        // The client's task may or may not have seen the end of the connection: one call may meet it.
+        let first = call(&wire, "k").await;
+        if let Err(error) = &first {
+            assert_eq!(cause(error), Cause::Disconnected, "{error}");
+            call(&wire, "k").await.unwrap();
+        }
+    }
+    let one_to_ask = 1;
+    let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();
+    assert_eq!(connected, 1 + one_to_ask);
+}
+
+#[tokio::test]
+async fn un_3_a_restarted_server_is_found_again() {
+    let mut server = Server::start(&[]);
+    let wire = wire(&server.url());
+    call(&wire, "k").await.unwrap();
+    server.end();
+    let error = loop {
+        match call(&wire, "k").await {
+            Ok(_) => panic!("the server is gone"),
+            Err(error) if error.to_string().contains("refused") => break error,
+            Err(error) => assert_eq!(cause(&error), Cause::Disconnected, "{error}"),
+        }
+    };
+    assert_eq!(cause(&error), Cause::Disconnected);
+    server.begin();
+    heals(&wire, "k", Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn case_31_a_frozen_server_is_noticed_and_found_again() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    call(&wire, "k").await.unwrap();
+    server.freeze();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) {
+        let error = call(&wire, "k").await.unwrap_err();
+        assert_eq!(cause(&error), Cause::NoAnswer, "{error}");
+    }
+    server.thaw();
+    heals(&wire, "k", Duration::from_secs(3)).await;
+    for _ in 0..10 {
+        call(&wire, "k").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn un_1_attempts_to_connect_are_shared_and_spaced() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    let mut tasks = Vec::new();
+    for _ in 0..200 {
+        let wire = wire.clone();
+        tasks.push(tokio::spawn(async move { call(&wire, "k").await }));
+    }
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    let received: i64 = server.info("total_connections_received").unwrap().parse().unwrap();
+    // Two of them asked whether the server is there, and for this number.
+    assert!(received <= 4, "{received}");
+}
+
+#[test]
+fn a_store_is_used_by_runtimes_that_come_and_go() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    for round in 1..=3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        assert_eq!(runtime.block_on(call(&wire, "k")).unwrap(), round);
+    }
+    // One that is alive but rests does not hold up another.
+    let resting = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    resting.block_on(call(&wire, "k")).unwrap();
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    other.block_on(call(&wire, "k")).unwrap();
+    resting.block_on(call(&wire, "k")).unwrap();
+}
+
+#[test]
+fn as_14_renewals_go_on_while_the_callers_runtime_is_blocked() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        call(&wire, "k").await.unwrap();
+        // Nothing else runs on this runtime now; the renewals are asked for from a thread without any.
+        let renewing = wire.clone();
+        let renewed = std::thread::spawn(move || {
+            let script = counting();
+            (0..20)
+                .map(|_| {
+                    let renewal = run(&renewing, Lane::Renewals, &script, "renewed");
+                    block_on(renewal).unwrap()
+                })
+                .count()
+        });
+        assert_eq!(renewed.join().unwrap(), 20);
+    });
+    assert_eq!(server.ask(&["GET", "renewed"]), redis::Value::BulkString(b"20".to_vec()));
+}
+
+/// Polls a future on this thread, without any runtime.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn as_14_the_thread_ends_with_the_store() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
+    let connected = || server.info("connected_clients").unwrap();
+    assert_eq!(connected(), "2");
+    let clone = wire.clone();
+    drop(wire);
+    assert_eq!(connected(), "2");
+    drop(clone);
+    super::fixture::until("the connection is closed", || connected() == "1");
+}
+
+#[tokio::test]
+async fn a_scripts_own_errors_are_told_apart() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    let own = Script::of(&["return redis.error_reply('TIDEGATE layout 9 1')"]);
+    let error = run(&wire, Lane::Commands, &own, "k").await.unwrap_err();
+    assert_eq!(error::fault(&error), Some("layout 9 1"));
+    let other = Script::of(&["return redis.call('NOSUCH')"]);
+    let error = run(&wire, Lane::Commands, &other, "k").await.unwrap_err();
+    assert_eq!((cause(&error), error::fault(&error)), (Cause::Broken, None), "{error}");
+}
+
+#[tokio::test]
+async fn un_5_refusals_say_what_to_do() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    call(&wire, "k").await.unwrap();
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = call(&wire, "k").await.unwrap_err();
+    assert_eq!(cause(&error), Cause::Refused, "{error}");
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    call(&wire, "k").await.unwrap();
+    server.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let error = call(&wire, "k").await.unwrap_err();
+    assert_eq!(cause(&error), Cause::Refused, "{error}");
+    assert!(error.to_string().contains("replicas"), "{error}");
+    server.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    server.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = call(&wire, "k").await.unwrap_err();
+    assert_eq!(cause(&error), Cause::Refused, "{error}");
+    assert!(error.to_string().contains("replica"), "{error}");
+    server.ask(&["REPLICAOF", "NO", "ONE"]);
+    heals(&wire, "k", Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn un_5_a_busy_server_is_left_alone() {
+    let server = Arc::new(Server::start(&["--busy-reply-threshold", "100"]));
+    let wire = wire(&server.url());
+    call(&wire, "k").await.unwrap();
+    let busy = server.clone();
+    let script = "local t = redis.call('TIME'); local e = t[1] + 2; while tonumber(redis.call('TIME')[1]) <= e do end \
+        return 'done'";
+    let running = std::thread::spawn(move || busy.ask(&["EVAL", script, "0"]));
+    let start = Instant::now();
+    loop {
+        match call(&wire, "k").await {
+            Err(error) if cause(&error) == Cause::Refused => {
+                assert!(error.to_string().contains("SCRIPT KILL"), "{error}");
+                break;
+            }
+            _ => assert!(start.elapsed() < Duration::from_secs(2)),
+        }
+    }
+    // It was not killed: it ends by itself.
+    assert_eq!(running.join().unwrap(), redis::Value::BulkString(b"done".to_vec()));
+    heals(&wire, "k", Duration::from_secs(2)).await;
+}
+
+#[tokio::test]
+async fn keys_are_listed() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    for number in 0..1_200 {
+        run(&wire, Lane::Commands, &counting(), &format!("tidegate:{number}")).await.unwrap();
+    }
+    call(&wire, "other").await.unwrap();
+    let mut keys = std::collections::BTreeSet::new();
+    wire.scan(b"tidegate:*", |key| {
+        keys.insert(key);
+    })
+    .await
+    .unwrap();
+    assert_eq!(keys.len(), 1_200);
+}
+
+#[tokio::test]
+async fn a_connection_that_was_there_is_used_and_left_open() {
+    let server = Server::start(&[]);
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let given = Given::new(Arc::new(connection.clone()), None);
+    let wire = Wire::given(given, None, Options::default());
+    assert_eq!(wire.sharded(), None);
+    assert_eq!(call(&wire, "k").await.unwrap(), 1);
+    assert_eq!(wire.sharded(), Some(true));
+    server.ask(&["SCRIPT", "FLUSH"]);
+    run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
+    let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();
+    assert_eq!(connected, 2, "the given one, and the one that asks");
+    let mut keys = Vec::new();
+    wire.scan(b"*", |key| keys.push(key)).await.unwrap();
+    assert_eq!(keys, [b"k".to_vec()]);
+    drop(wire);
+    let answer: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
+    assert_eq!(answer, "PONG");
+}
+
+/// Prints what a call costs; run by hand, in release mode.
+#[test]
+#[ignore = "a measurement, not a test"]
+fn measure_calls() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let script = Script::of(&["return 1"]);
+    for lane in [Lane::Commands, Lane::Renewals] {
+        let mut times = runtime.block_on(async {
+            let mut times = Vec::new();
+            for _ in 0..20_000 {
+                let start = Instant::now();
+                run(&wire, lane, &script, "k").await.unwrap();
+                times.push(start.elapsed());
+            }
+            times
+        });
+        times.sort();
+        println!("{lane:?}: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
+    }
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut bare = runtime.block_on(client.get_multiplexed_async_connection()).unwrap();
+    let mut times = runtime.block_on(async {
+        let mut times = Vec::new();
+        for _ in 0..20_000 {
+            let start = Instant::now();
+            let command = redis::cmd("EVALSHA").arg(script.sha()).arg(1).arg("k").to_owned();
+            command.query_async::<i64>(&mut bare).await.unwrap();
+            times.push(start.elapsed());
+        }
+        times
+    });
+    times.sort();
+    println!("bare: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
+    for tasks in [64_u32, 512] {
+        let start = Instant::now();
+        runtime.block_on(async {
+            let mut running = Vec::new();
+            for _ in 0..tasks {
+                let (wire, script) = (wire.clone(), script.clone());
+                running.push(tokio::spawn(async move {
+                    for _ in 0..2_000 {
+                        run(&wire, Lane::Commands, &script, "k").await.unwrap();
+                    }
+                }));
+            }
+            for task in running {
+                task.await.unwrap();
+            }
+        });
+        println!("{tasks} tasks: {:.0} k/s", f64::from(tasks * 2) / start.elapsed().as_secs_f64());
+    }
+}
