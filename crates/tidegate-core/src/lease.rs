@@ -254,15 +254,17 @@ impl Leases {
     /// Frees at most `most` slots whose time has passed; returns how many.
     pub(crate) fn sweep(&mut self, now_ms: u64, most: usize) -> usize {
         let mut swept = 0;
-        while swept < most {
-            let over = [self.held.first, self.resting.first]
-                .into_iter()
-                .find(|&at| at != NONE && self.slots[at as usize].ends_ms <= now_ms);
-            let Some(at) = over else { break };
+        while let Some(at) = self.first_over(now_ms).filter(|_| swept < most) {
             self.free(at);
             swept += 1;
         }
         swept
+    }
+
+    fn first_over(&self, now_ms: u64) -> Option<u32> {
+        let is_over = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.ends_ms <= now_ms);
+        let Order { first, .. } = self.held;
+        if is_over(first) { Some(first) } else { Some(self.resting.first).filter(|first| is_over(*first)) }
     }
 
     /// When the next slot could come free by itself.

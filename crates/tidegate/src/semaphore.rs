@@ -158,7 +158,7 @@ impl AdaptiveSemaphore {
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Lease, AcquireError> {
-        let ask = Ask { job: self.handle.unit_job(), class: None, priority: 0, timeout: Duration::ZERO };
+        let ask = Ask { job: None, class: None, priority: 0, timeout: Duration::ZERO };
         self.handle.acquire(ask).await.map(|permit| Lease { permit })
     }
 
@@ -203,7 +203,7 @@ impl AdaptiveSemaphore {
         let id = &self.handle.member.id;
         let class = acquire.class.map(|class| Name::new("class", class)).transpose();
         let class = class.map_err(|error| AcquireError::from_store(id, error.into()))?;
-        Ok(Ask { job: self.handle.unit_job(), class, priority: 0, timeout: acquire.timeout })
+        Ok(Ask { job: None, class, priority: 0, timeout: acquire.timeout })
     }
 
     /// This process's view.

@@ -144,7 +144,7 @@ impl Valve {
         let class = job.class.map(|class| Name::new("class", class)).transpose().map_err(refused)?;
         let is_unit = job.each == 1 && job.named.is_empty() && job.scopes.is_empty();
         let job_spec = if is_unit {
-            self.handle.unit_job()
+            None
         } else {
             let mut costs = Costs { each: job.each, named: Vec::with_capacity(job.named.len()) };
             for (rule, cost) in job.named {
@@ -155,7 +155,7 @@ impl Valve {
                 let scope = Name::new("scope", scope).map_err(refused)?;
                 scopes.push((scope, Identity::new(identity).map_err(refused)?));
             }
-            Arc::new(ScopedJob { costs, scopes })
+            Some(Arc::new(ScopedJob { costs, scopes }))
         };
         Ok(Ask { job: job_spec, class, priority: job.priority, timeout: job.timeout })
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tidegate_core::{
-    Capability, Invalid, Observation, Outcome, Release, Settlement, Token, rule::MOST_UNITS, time,
+    Capability, Invalid, Observation, Outcome, Release, ScopedJob, Settlement, Token, rule::MOST_UNITS, time,
 };
 
 use super::{
@@ -23,8 +23,8 @@ use crate::{LeaseLost, Trouble};
 pub(crate) struct Permit {
     driver: Arc<Driver>,
     granted: Granted,
-    /// Rules that were settled, a bit each.
-    settled: u32,
+    /// Rules that were settled, a bit each: there are at most 16.
+    settled: u16,
     released: bool,
 }
 
@@ -42,7 +42,10 @@ impl Permit {
     }
 
     pub(crate) const fn token(&self) -> Option<Token> {
-        self.granted.token
+        match self.granted.held {
+            Some((_, token)) if !self.granted.local => Some(token),
+            _ => None,
+        }
     }
 
     pub(crate) const fn limit(&self) -> u32 {
@@ -55,7 +58,7 @@ impl Permit {
 
     /// Whether the lease is certainly this process's own now; a permit without one always is.
     pub(crate) fn is_live(&self) -> bool {
-        let Some(key) = self.granted.held else { return true };
+        let Some(key) = self.granted.key() else { return true };
         let now = self.driver.clock.now();
         let state = self.driver.lock();
         state.held.get(key).is_some_and(|held| held.is_live(now))
@@ -81,8 +84,7 @@ impl Permit {
         if records {
             state.note_load(tier);
         }
-        let held =
-            self.granted.held.filter(|key| state.held.contains(*key)).map(|key| state.held.remove(key));
+        let held = self.granted.key().and_then(|key| state.held.try_remove(key));
         if let Some(held) = held {
             let retry_after_ms = retry_after.map(time::ceil_millis);
             let release = Release { token: held.token, outcome, retry_after_ms };
@@ -123,9 +125,9 @@ impl Permit {
         let Some(granted_at) = self.granted.granted_at else { return };
         let settlement = Settlement {
             rule: checked.key().clone(),
-            identity: self.granted.job.identity(checked).cloned(),
+            identity: self.job().identity(checked).cloned(),
             granted_at,
-            cost: self.granted.job.costs.of(checked.name()),
+            cost: self.job().costs.of(checked.name()),
             actual,
         };
         if settlement.cost != actual && self.corrects() {
@@ -146,7 +148,7 @@ impl Permit {
         let since = self.driver.clock.now().since(self.granted.since);
         let observation = Observation {
             rule: checked.key().clone(),
-            identity: self.granted.job.identity(checked).cloned(),
+            identity: self.job().identity(checked).cloned(),
             remaining: remaining.min(MOST_UNITS),
             reset_at: granted_at.plus(since).plus(reset.min(time::LONGEST)),
             granted_at,
@@ -158,6 +160,10 @@ impl Permit {
             self.driver.stir(&mut state);
             self.driver.unlock(state);
         }
+    }
+
+    fn job(&self) -> &ScopedJob {
+        self.driver.job_of(self.granted.job.as_ref())
     }
 
     fn corrects(&self) -> bool {
@@ -174,11 +180,11 @@ impl Driver {
     fn let_go(&self, state: &mut State, held: &Held, release: Release) {
         let alone =
             state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
-        let sync = self.link.sync().filter(|_| alone);
-        let in_brief = sync.filter(|_| self.on_store_clock);
-        if let Some(brief) = in_brief.and_then(|sync| sync.release_one(&release, state.seen)) {
+        let in_brief = self.brief.as_deref().filter(|_| alone);
+        if let Some(brief) = in_brief.and_then(|store| store.release_one(&release, state.seen)) {
             return self.take_brief(state, &brief);
         }
+        let sync = self.link.sync().filter(|_| alone);
         let given_back = sync.map(|sync| sync.release(&self.member, &[release]));
         if let Some(Ok(reply)) = given_back {
             let now = self.now_of(&reply.head);
@@ -224,7 +230,7 @@ impl Future for Lost<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseLost> {
         let permit = self.permit;
-        let Some(key) = permit.granted.held else { return Poll::Pending };
+        let Some(key) = permit.granted.key() else { return Poll::Pending };
         let driver = &permit.driver;
         let now = driver.clock.now();
         let mut state = driver.lock();

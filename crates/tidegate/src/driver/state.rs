@@ -122,12 +122,13 @@ impl Waiter {
     }
 }
 
-/// What a permit is made of.
+/// What a permit is made of. It is moved about, so it is kept small.
 pub(crate) struct Granted {
     pub(super) tier: usize,
-    pub(super) job: Arc<ScopedJob>,
-    pub(super) held: Option<usize>,
-    pub(super) token: Option<Token>,
+    /// None for the job of unit cost.
+    pub(super) job: Option<Arc<ScopedJob>>,
+    /// The lease, where there is one: its key and its token.
+    pub(super) held: Option<(u32, Token)>,
     pub(super) limit: u32,
     pub(super) local: bool,
     /// On the store's clock.
@@ -135,6 +136,13 @@ pub(crate) struct Granted {
     /// On ours.
     pub(super) since: Moment,
     pub(super) marks: Marks,
+}
+
+impl Granted {
+    /// Where its lease is among those that this process holds.
+    pub(super) fn key(&self) -> Option<usize> {
+        self.held.and_then(|(key, _)| usize::try_from(key).ok())
+    }
 }
 
 /// A lease that this process holds.
@@ -226,20 +234,34 @@ impl State {
         }
     }
 
+    /// Looks after a lease. Says where it is.
+    #[inline]
+    pub(super) fn hold(&mut self, held: Held) -> u32 {
+        // Of one id there are never more than fit.
+        u32::try_from(self.held.insert(held)).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn stamp(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
     }
 
     /// Puts a job into its line. Its first answer may take as long as `op_timeout`.
-    pub(super) fn enqueue(&mut self, ask: &Ask, tier: usize, op_timeout: Duration, now: Moment) -> usize {
+    pub(super) fn enqueue(
+        &mut self,
+        ask: &Ask,
+        job: &Arc<ScopedJob>,
+        tier: usize,
+        op_timeout: Duration,
+        now: Moment,
+    ) -> usize {
         let stamp = self.stamp();
         let deadline = (ask.timeout <= LONGEST).then(|| now.plus(ask.timeout));
         let key = self.waiters.insert(Waiter {
             stamp,
             tier,
             priority: ask.priority,
-            job: Arc::clone(&ask.job),
+            job: Arc::clone(job),
             timeout: ask.timeout,
             since: now,
             deadline,
@@ -260,7 +282,7 @@ impl State {
         }
         let place = (Reverse(ask.priority), stamp, key);
         if let Some(line) = self.lines.get_mut(tier) {
-            line.push(place, &ask.job);
+            line.push(place, job);
         }
         key
     }
@@ -343,6 +365,16 @@ impl State {
 
     pub(super) fn permits(&self) -> u32 {
         self.in_flight.iter().sum()
+    }
+
+    /// Whether nothing is amiss that would keep a job from being asked for on the spot.
+    pub(super) const fn is_calm(&self) -> bool {
+        !self.closed && self.away.is_none() && self.unsent_pause.is_none()
+    }
+
+    /// Whether no one waits in a tier.
+    pub(super) fn is_nobody_ahead(&self, tier: usize) -> bool {
+        self.waiters.is_empty() || self.lines.get(tier).is_some_and(Line::is_empty)
     }
 
     pub(super) fn view(&self, policy: &Policy, now: Moment) -> View {
