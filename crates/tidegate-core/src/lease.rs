@@ -199,6 +199,7 @@ impl Leases {
     }
 
     /// Takes the lowest free slot.
+    #[inline]
     pub(crate) fn grant(&mut self, epoch: Epoch, now_micros: u64, terms: Terms<'_>) -> Token {
         let slot = self.lowest_free();
         self.last_fence = (self.last_fence + 1).max(now_micros);
@@ -323,6 +324,7 @@ impl Leases {
         live.then_some(token.slot)
     }
 
+    #[inline]
     fn occupy(&mut self, token: Token, terms: Terms<'_>) {
         let at = token.slot;
         self.grow_to(at);

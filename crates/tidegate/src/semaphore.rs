@@ -428,12 +428,12 @@ impl Lease {
     }
 
     /// Its unique name; none for a local lease.
-    pub const fn token(&self) -> Option<Token> {
+    pub fn token(&self) -> Option<Token> {
         self.permit.token()
     }
 
     /// The limit in force at the grant.
-    pub const fn limit(&self) -> u32 {
+    pub fn limit(&self) -> u32 {
         self.permit.limit()
     }
 
@@ -445,7 +445,7 @@ impl Lease {
     /// Whether this process granted it alone, while the store was away.
     ///
     /// Spec: UN-2.
-    pub const fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.permit.is_local()
     }
 

@@ -534,12 +534,12 @@ impl Permit {
     }
 
     /// The token of its lease; none without one, and for a local permit.
-    pub const fn token(&self) -> Option<Token> {
+    pub fn token(&self) -> Option<Token> {
         self.permit.token()
     }
 
     /// Whether this process granted it alone, while the store was away.
-    pub const fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.permit.is_local()
     }
 

@@ -332,7 +332,8 @@ impl IdModel {
         for (index, rule) in policy.rules().iter().enumerate() {
             pinned.levels.own(index)?.room(rule, step.ms, 1).ok()?;
         }
-        let marks = pinned.spend(step.ms, policy, &UNIT);
+        let marks =
+            if policy.rules().is_empty() { Marks::default() } else { pinned.spend(step.ms, policy, &UNIT) };
         pinned.used_ms = step.ms;
         let lease = leased.then(|| {
             let ttl_ms = policy.lease_ttl_ms();

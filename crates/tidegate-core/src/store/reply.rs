@@ -58,54 +58,35 @@ pub struct Grant {
 }
 
 /// A number for each rule, in the order of the policy's rules. The first few need no allocation.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Marks(Kept);
-
-/// An answer is moved about with its marks, so they are kept small.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Kept {
-    /// So many, and no more than are of use.
-    Few(u8, [u64; FEW_MARKS]),
-    Many(Box<[u64]>),
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    first: [u64; FEW_MARKS],
+    more: Vec<u64>,
+    len: usize,
 }
 
 const FEW_MARKS: usize = 4;
 
 impl Marks {
+    /// Whether there are none: the policy has no rules.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The mark of the rule at `index`.
     pub fn get(&self, index: usize) -> Option<u64> {
-        match &self.0 {
-            Kept::Few(len, few) => few.get(..usize::from(*len))?.get(index).copied(),
-            Kept::Many(many) => many.get(index).copied(),
-        }
+        let mark = self.first.get(index).or_else(|| self.more.get(index - FEW_MARKS))?;
+        (index < self.len).then_some(*mark)
     }
 
     /// Adds the mark of the next rule.
     #[inline]
     pub fn push(&mut self, mark: u64) {
-        if let Kept::Few(len, few) = &mut self.0
-            && let Some(place) = few.get_mut(usize::from(*len))
-        {
-            *place = mark;
-            *len += 1;
-        } else {
-            self.push_more(mark);
+        match self.first.get_mut(self.len) {
+            Some(place) => *place = mark,
+            None => self.more.push(mark),
         }
-    }
-
-    #[cold]
-    fn push_more(&mut self, mark: u64) {
-        let known: &[u64] = match &self.0 {
-            Kept::Few(_, few) => few,
-            Kept::Many(many) => many,
-        };
-        self.0 = Kept::Many(known.iter().copied().chain([mark]).collect());
-    }
-}
-
-impl Default for Marks {
-    fn default() -> Self {
-        Self(Kept::Few(0, [0; FEW_MARKS]))
+        self.len += 1;
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tidegate_core::{
-    AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment,
+    AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, Marks, ScopedRequest, time::Moment,
 };
 
 use super::{
@@ -46,23 +46,46 @@ impl Acquiring {
         Self { driver: Some(driver), stage: Stage::New(ask), tier: 0 }
     }
 
-    /// Decides a job on the spot where that can be; where not, it waits from now on.
+    /// Takes the common job's straight way. None where it takes more than that.
     #[inline]
+    fn at_once(&mut self) -> Option<Permit> {
+        let (Some(driver), Stage::New(ask)) = (&self.driver, &self.stage) else { return None };
+        let mut state = driver.lock();
+        let (key, tier) = driver.at_once(&mut state, ask)?;
+        driver.note_load(&mut state, tier);
+        driver.unlock(state);
+        self.tier = tier;
+        if driver.hooks.records() {
+            self.record(driver, AcquireResult::Granted, Duration::ZERO);
+        }
+        self.driver.take().map(|driver| Permit::new(driver, key))
+    }
+
+    fn go_on(&mut self, context: &Context<'_>) -> Poll<Result<Permit, AcquireError>> {
+        match self.begin() {
+            Begun::Ended(ended) => return self.end(ended),
+            Begun::Refused(error) => {
+                self.driver = None;
+                return Poll::Ready(Err(error));
+            }
+            Begun::Waits => {}
+        }
+        match self.look(context) {
+            Some(ended) => self.end(ended),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Decides a job on the spot where that can be; where not, it waits from now on.
     fn begin(&mut self) -> Begun {
         let (Some(driver), Stage::New(ask)) = (&self.driver, &self.stage) else { return Begun::Waits };
         let mut state = driver.lock();
-        if let Some(granted) = driver.at_once(&mut state, ask) {
-            driver.note_load(&mut state, granted.tier);
-            driver.unlock(state);
-            self.tier = granted.tier;
-            return Begun::Ended(Ok(granted));
-        }
         self.tier = match driver.check(ask) {
             Ok(tier) => tier,
             Err(error) => return Begun::Refused(error),
         };
         let begun = match driver.begin(&mut state, ask, self.tier) {
-            Ok(granted) => Begun::Ended(granted),
+            Ok(ended) => Begun::Ended(ended.map(|granted| state.issued.insert(granted))),
             Err(key) => {
                 let since = state.waiters.get(key).map_or_else(Moment::default, |waiter| waiter.since);
                 self.stage = Stage::Waiting { key, since };
@@ -76,7 +99,7 @@ impl Acquiring {
     }
 
     /// Looks whether the wait has ended.
-    fn look(&self, context: &Context<'_>) -> Option<Result<Granted, AcquireError>> {
+    fn look(&self, context: &Context<'_>) -> Option<Result<usize, AcquireError>> {
         let (Some(driver), Stage::Waiting { key, .. }) = (&self.driver, &self.stage) else { return None };
         let mut state = driver.lock();
         let ended = state.waiters.get_mut(*key).is_some_and(|waiter| {
@@ -94,23 +117,23 @@ impl Acquiring {
             return None;
         }
         let ended = state.take(*key).and_then(|waiter| waiter.ended);
+        let ended = ended.unwrap_or_else(|| Err(AcquireError::Closed { id: driver.member.id.clone() }));
+        let ended = ended.map(|granted| state.issued.insert(granted));
         driver.note_load(&mut state, self.tier);
         driver.unlock(state);
-        Some(ended.unwrap_or_else(|| Err(AcquireError::Closed { id: driver.member.id.clone() })))
+        Some(ended)
     }
 
     /// Ends with what came of it.
-    #[inline]
-    fn end(&mut self, ended: Result<Granted, AcquireError>) -> Poll<Result<Permit, AcquireError>> {
+    fn end(&mut self, ended: Result<usize, AcquireError>) -> Poll<Result<Permit, AcquireError>> {
         let Some(driver) = self.driver.take() else { return Poll::Pending };
         if driver.hooks.records() {
             self.record_end(&driver, &ended);
         }
-        Poll::Ready(ended.map(|granted| Permit::new(driver, granted)))
+        Poll::Ready(ended.map(|key| Permit::new(driver, key)))
     }
 
-    #[cold]
-    fn record_end(&self, driver: &Driver, ended: &Result<Granted, AcquireError>) {
+    fn record_end(&self, driver: &Driver, ended: &Result<usize, AcquireError>) {
         let waited = match &self.stage {
             Stage::New(_) => Duration::ZERO,
             Stage::Waiting { since, .. } => driver.clock.now().since(*since),
@@ -133,19 +156,11 @@ impl Acquiring {
 impl Future for Acquiring {
     type Output = Result<Permit, AcquireError>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        match this.begin() {
-            Begun::Ended(ended) => return this.end(ended),
-            Begun::Refused(error) => {
-                this.driver = None;
-                return Poll::Ready(Err(error));
-            }
-            Begun::Waits => {}
-        }
-        match this.look(context) {
-            Some(ended) => this.end(ended),
-            None => Poll::Pending,
+        match self.at_once() {
+            Some(permit) => Poll::Ready(Ok(permit)),
+            None => self.go_on(context),
         }
     }
 }
@@ -173,28 +188,34 @@ impl Drop for Acquiring {
 enum Begun {
     /// The job cannot be taken: nothing was tried.
     Refused(AcquireError),
-    Ended(Result<Granted, AcquireError>),
+    /// With a permit under this key, where it is granted.
+    Ended(Result<usize, AcquireError>),
     Waits,
 }
 
 impl Driver {
     /// Grants the common job on the spot: one of unit cost, on a store that answers in brief, with nothing amiss and nobody
     /// ahead. None where it takes more than that.
+    /// Says under which key the permit is, and of which tier.
     #[inline]
-    fn at_once(&self, state: &mut State, ask: &Ask) -> Option<Granted> {
+    fn at_once(&self, state: &mut State, ask: &Ask) -> Option<(usize, usize)> {
         let store = self.brief.as_deref().filter(|_| ask.job.is_none())?;
         let tier = self.member.policy.tier(ask.class.as_ref())?;
         let is_free = self.local_limit.is_none_or(|limit| state.permits() < limit);
         if !is_free || !state.is_calm() || !state.is_nobody_ahead(tier) || self.member.policy.is_scoped() {
             return None;
         }
-        let mut brief = store.acquire_one(&self.member, tier, state.seen)?;
-        self.take_brief(state, &brief);
+        // Taken apart where it is: moving it would take as long as the store did.
+        let mut brief = store.acquire_one(&self.member, tier, state.seen);
+        let brief = brief.as_mut()?;
+        self.take_brief(state, brief);
         self.ensure_running(state);
-        let grant = brief.grant.take()?;
         let now = brief.now;
+        let Grant { lease, marks } = brief.grant.as_mut()?;
+        let marks = if marks.is_empty() { Marks::default() } else { std::mem::take(marks) };
         let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
-        Some(self.taken(state, grounds, ask, tier, grant))
+        let granted = self.taken(state, grounds, ask, tier, Grant { lease: *lease, marks });
+        Some((state.issued.insert(granted), tier))
     }
 
     /// Decides a job on the spot where that can be, and puts it into its line where not: then under this key.
@@ -378,7 +399,7 @@ impl Driver {
         Some(Decided::Denied { denial, cause, hint_at: now.plus(hint), until })
     }
 
-    fn note_load(&self, state: &mut State, tier: usize) {
+    pub(super) fn note_load(&self, state: &mut State, tier: usize) {
         if self.hooks.records() {
             state.note_load(tier);
         }

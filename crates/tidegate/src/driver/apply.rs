@@ -509,7 +509,7 @@ impl Driver {
             let stamp = state.stamp();
             let deadline = sent.plus(state.lease_ttl);
             let held = Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() };
-            (state.hold(held), token)
+            state.held.insert(held)
         });
         Granted {
             tier,
@@ -520,6 +520,7 @@ impl Driver {
             granted_at: granted_at.filter(|_| !local),
             since: now,
             marks: grant.marks,
+            settled: 0,
         }
     }
 
@@ -535,7 +536,7 @@ impl Driver {
     /// Gives back a grant that no one took: its slot at once, and its cost.
     pub(super) fn give_back(&self, state: &mut State, granted: Granted, now: Moment) {
         self.settle_back(state, &granted);
-        if let Some(held) = granted.key().and_then(|key| state.held.try_remove(key)) {
+        if let Some(held) = granted.held.and_then(|key| state.held.try_remove(key)) {
             self.release_held(state, &held, failure(held.token), now);
         }
     }

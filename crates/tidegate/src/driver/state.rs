@@ -34,6 +34,8 @@ pub(super) struct State {
     owed: BTreeSet<(Moment, usize)>,
     arrivals: u64,
     pub(super) held: Slab<Held>,
+    /// What is known of the permits that were handed out.
+    pub(super) issued: Slab<Granted>,
     pub(super) in_flight: Vec<u32>,
     pub(super) outbox: Outbox,
     /// The exchange under way, or the one whose answer was lost.
@@ -122,13 +124,13 @@ impl Waiter {
     }
 }
 
-/// What a permit is made of. It is moved about, so it is kept small.
-pub(crate) struct Granted {
+/// What is known of a permit while it lasts. It is kept here and not in the permit, which is moved about.
+pub(super) struct Granted {
     pub(super) tier: usize,
     /// None for the job of unit cost.
     pub(super) job: Option<Arc<ScopedJob>>,
-    /// The lease, where there is one: its key and its token.
-    pub(super) held: Option<(u32, Token)>,
+    /// Where its lease is among those that this process holds.
+    pub(super) held: Option<usize>,
     pub(super) limit: u32,
     pub(super) local: bool,
     /// On the store's clock.
@@ -136,13 +138,8 @@ pub(crate) struct Granted {
     /// On ours.
     pub(super) since: Moment,
     pub(super) marks: Marks,
-}
-
-impl Granted {
-    /// Where its lease is among those that this process holds.
-    pub(super) fn key(&self) -> Option<usize> {
-        self.held.and_then(|(key, _)| usize::try_from(key).ok())
-    }
+    /// Rules that were settled, a bit each: there are at most 16.
+    pub(super) settled: u16,
 }
 
 /// A lease that this process holds.
@@ -196,6 +193,7 @@ impl State {
             owed: BTreeSet::new(),
             arrivals: 0,
             held: Slab::new(),
+            issued: Slab::new(),
             in_flight: vec![0; tiers],
             outbox: Outbox::default(),
             flying: None,
@@ -234,11 +232,9 @@ impl State {
         }
     }
 
-    /// Looks after a lease. Says where it is.
-    #[inline]
-    pub(super) fn hold(&mut self, held: Held) -> u32 {
-        // Of one id there are never more than fit.
-        u32::try_from(self.held.insert(held)).unwrap_or(u32::MAX)
+    /// Where the lease of a permit is, where it has one.
+    pub(super) fn lease_of(&self, permit: usize) -> Option<usize> {
+        self.issued.get(permit).and_then(|granted| granted.held)
     }
 
     pub(super) fn stamp(&mut self) -> u64 {
