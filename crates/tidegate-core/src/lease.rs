@@ -204,7 +204,7 @@ impl Leases {
         let slot = self.lowest_free();
         self.last_fence = (self.last_fence + 1).max(now_micros);
         let token = Token { epoch, slot, fence: self.last_fence };
-        self.occupy(token, terms);
+        self.occupy((slot, epoch, token.fence), terms);
         token
     }
 
@@ -220,7 +220,7 @@ impl Leases {
             return false;
         }
         self.last_fence = self.last_fence.max(token.fence);
-        self.occupy(token, terms);
+        self.occupy((token.slot, token.epoch, token.fence), terms);
         true
     }
 
@@ -324,13 +324,11 @@ impl Leases {
         live.then_some(token.slot)
     }
 
-    #[inline]
-    fn occupy(&mut self, token: Token, terms: Terms<'_>) {
-        let at = token.slot;
+    fn occupy(&mut self, (at, epoch, fence): (u32, Epoch, u64), terms: Terms<'_>) {
         self.grow_to(at);
         let slot = &mut self.slots[at as usize];
-        slot.fence = token.fence;
-        slot.epoch = token.epoch;
+        slot.fence = fence;
+        slot.epoch = epoch;
         if slot.owner.as_ref().is_none_or(|owner| !owner.is_same_as(terms.owner)) {
             slot.owner = Some(terms.owner.clone());
         }

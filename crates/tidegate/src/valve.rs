@@ -115,7 +115,8 @@ impl Valve {
     ///
     /// Spec: VA-1.
     pub async fn try_acquire(&self, job: Job) -> Result<Permit, AcquireError> {
-        self.acquire(job.timeout(Duration::ZERO)).await
+        let ask = self.ask(job.timeout(Duration::ZERO))?;
+        self.handle.acquire(ask).await.map(|permit| Permit { permit })
     }
 
     /// Waits for a permit and runs `call` under it: one attempt, no retries. Each attempt of a retry around it is

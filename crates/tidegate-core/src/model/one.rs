@@ -332,8 +332,8 @@ impl IdModel {
         for (index, rule) in policy.rules().iter().enumerate() {
             pinned.levels.own(index)?.room(rule, step.ms, 1).ok()?;
         }
-        let marks =
-            if policy.rules().is_empty() { Marks::default() } else { pinned.spend(step.ms, policy, &UNIT) };
+        let mut marks = Marks::default();
+        pinned.spend(step.ms, policy, &UNIT, &mut marks);
         pinned.used_ms = step.ms;
         let lease = leased.then(|| {
             let ttl_ms = policy.lease_ttl_ms();
@@ -343,7 +343,8 @@ impl IdModel {
         if let Some(lease) = lease {
             self.last_fence = lease.fence;
         }
-        Some(self.brief(step, Some(Grant { lease, marks }), known))
+        let head = self.news(step, known);
+        Some(Brief { now: step.now, grant: Some(Grant { lease, marks }), seen: self.seen, head })
     }
 
     /// As [`SyncPath::release_one`](crate::SyncPath::release_one), at `clock`.
@@ -351,7 +352,7 @@ impl IdModel {
         let step = self.begin(clock).ok()?;
         self.release_step(step, std::slice::from_ref(release)).ok()?;
         self.offer_room(step);
-        Some(self.brief(step, None, known))
+        Some(Brief { now: step.now, grant: None, seen: self.seen, head: self.news(step, known) })
     }
 
     /// As [`release_one`](Self::release_one), at the last moment that was seen. None, with nothing changed, where it could
@@ -373,10 +374,10 @@ impl IdModel {
         released.then_some(Brief { now, grant: None, seen, head: None })
     }
 
-    #[inline]
-    fn brief(&self, step: Step, grant: Option<Grant>, known: u64) -> Brief {
+    /// How the id stands, where that is not what is known.
+    fn news(&self, step: Step, known: u64) -> Option<Box<Head>> {
         let is_new = self.seen != known || step.stepped_back_ms > 0;
-        Brief { now: step.now, grant, seen: self.seen, head: is_new.then(|| Box::new(self.head(step))) }
+        is_new.then(|| Box::new(self.head(step)))
     }
 
     // ---- operators -------------------------------------------------------------------------------------------------
@@ -960,7 +961,8 @@ impl IdModel {
                 reply.denied = Some(pinned.slot_denial(step.ms, safe_start_ms));
                 break;
             }
-            let marks = pinned.spend(step.ms, &policy, &job.costs);
+            let mut marks = Marks::default();
+            pinned.spend(step.ms, &policy, &job.costs, &mut marks);
             let lease = leased.then(|| pinned.leases.grant(epoch, step.now.micros(), terms));
             reply.grants.push(Grant { lease, marks });
         }
@@ -1293,15 +1295,13 @@ impl Pinned {
         longest.map(rate_denial)
     }
 
-    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs) -> Marks {
-        let mut marks = Marks::default();
+    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs, marks: &mut Marks) {
         for (index, rule) in policy.rules().iter().enumerate() {
             marks.push(self.levels.own(index).map_or(0, |level| {
                 level.spend(rule, now_ms, costs.of(rule.name()));
                 level.mark()
             }));
         }
-        marks
     }
 
     fn scoped_rate_denial(

@@ -68,11 +68,6 @@ pub struct Marks {
 const FEW_MARKS: usize = 4;
 
 impl Marks {
-    /// Whether there are none: the policy has no rules.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// The mark of the rule at `index`.
     pub fn get(&self, index: usize) -> Option<u64> {
         let mark = self.first.get(index).or_else(|| self.more.get(index - FEW_MARKS))?;

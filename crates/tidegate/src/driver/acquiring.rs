@@ -14,7 +14,7 @@ use std::{
 };
 
 use tidegate_core::{
-    AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, Marks, ScopedRequest, time::Moment,
+    AcquireRequest, Denial, Grant, Invalid, Job, Line as LineState, ScopedRequest, time::Moment,
 };
 
 use super::{
@@ -211,10 +211,8 @@ impl Driver {
         self.take_brief(state, brief);
         self.ensure_running(state);
         let now = brief.now;
-        let Grant { lease, marks } = brief.grant.as_mut()?;
-        let marks = if marks.is_empty() { Marks::default() } else { std::mem::take(marks) };
         let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
-        let granted = self.taken(state, grounds, ask, tier, Grant { lease: *lease, marks });
+        let granted = self.taken(state, grounds, ask, tier, brief.grant.as_mut()?);
         Some((state.issued.insert(granted), tier))
     }
 
@@ -375,9 +373,9 @@ impl Driver {
         // From the first answer on, this process watches.
         self.ensure_running(state);
         let (grant, denial, others) = reply.body;
-        if let Some(grant) = grant {
+        if let Some(mut grant) = grant {
             let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
-            let granted = self.taken(state, grounds, ask, tier, grant);
+            let granted = self.taken(state, grounds, ask, tier, &mut grant);
             return Some(Decided::Granted(granted));
         }
         let denial = denial?;
@@ -407,7 +405,14 @@ impl Driver {
 
     /// Counts a grant that its asker takes at once.
     #[inline]
-    fn taken(&self, state: &mut State, grounds: Grounds, ask: &Ask, tier: usize, grant: Grant) -> Granted {
+    fn taken(
+        &self,
+        state: &mut State,
+        grounds: Grounds,
+        ask: &Ask,
+        tier: usize,
+        grant: &mut Grant,
+    ) -> Granted {
         state.in_flight[tier] += 1;
         state.granted += 1;
         self.granted(state, grounds, tier, ask.job.clone(), grant)

@@ -461,11 +461,18 @@ impl Driver {
         }
     }
 
-    fn take_grant(&self, state: &mut State, seen: Seen<'_>, tier: usize, job: (usize, u64), grant: Grant) {
+    fn take_grant(
+        &self,
+        state: &mut State,
+        seen: Seen<'_>,
+        tier: usize,
+        job: (usize, u64),
+        mut grant: Grant,
+    ) {
         let Seen { flight, head, now } = seen;
         let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, local: flight.local };
         if self.is_in_vain(state, flight, &grant, now) {
-            let granted = self.granted(state, grounds, tier, flight.job(tier, job), grant);
+            let granted = self.granted(state, grounds, tier, flight.job(tier, job), &mut grant);
             return self.give_back(state, granted, now);
         }
         let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
@@ -477,7 +484,7 @@ impl Driver {
                 None => (None, flight.job(tier, job)),
             },
         };
-        let granted = self.granted(state, grounds, tier, spec, grant);
+        let granted = self.granted(state, grounds, tier, spec, &mut grant);
         match key {
             Some(key) => {
                 state.in_flight[tier] += 1;
@@ -496,7 +503,7 @@ impl Driver {
         grounds: Grounds,
         tier: usize,
         job: Option<Arc<ScopedJob>>,
-        grant: Grant,
+        grant: &mut Grant,
     ) -> Granted {
         let Grounds { sent, now, granted_at, local } = grounds;
         // Alone, nobody counts leases; but a store that comes back will.
@@ -519,7 +526,7 @@ impl Driver {
             local,
             granted_at: granted_at.filter(|_| !local),
             since: now,
-            marks: grant.marks,
+            marks: std::mem::take(&mut grant.marks),
             settled: 0,
         }
     }
