@@ -199,11 +199,12 @@ impl Leases {
     }
 
     /// Takes the lowest free slot.
+    #[inline]
     pub(crate) fn grant(&mut self, epoch: Epoch, now_micros: u64, terms: Terms<'_>) -> Token {
         let slot = self.lowest_free();
         self.last_fence = (self.last_fence + 1).max(now_micros);
         let token = Token { epoch, slot, fence: self.last_fence };
-        self.occupy(token, terms);
+        self.occupy((slot, epoch, token.fence), terms);
         token
     }
 
@@ -219,7 +220,7 @@ impl Leases {
             return false;
         }
         self.last_fence = self.last_fence.max(token.fence);
-        self.occupy(token, terms);
+        self.occupy((token.slot, token.epoch, token.fence), terms);
         true
     }
 
@@ -254,15 +255,17 @@ impl Leases {
     /// Frees at most `most` slots whose time has passed; returns how many.
     pub(crate) fn sweep(&mut self, now_ms: u64, most: usize) -> usize {
         let mut swept = 0;
-        while swept < most {
-            let over = [self.held.first, self.resting.first]
-                .into_iter()
-                .find(|&at| at != NONE && self.slots[at as usize].ends_ms <= now_ms);
-            let Some(at) = over else { break };
+        while let Some(at) = self.first_over(now_ms).filter(|_| swept < most) {
             self.free(at);
             swept += 1;
         }
         swept
+    }
+
+    fn first_over(&self, now_ms: u64) -> Option<u32> {
+        let is_over = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.ends_ms <= now_ms);
+        let Order { first, .. } = self.held;
+        if is_over(first) { Some(first) } else { Some(self.resting.first).filter(|first| is_over(*first)) }
     }
 
     /// When the next slot could come free by itself.
@@ -321,12 +324,11 @@ impl Leases {
         live.then_some(token.slot)
     }
 
-    fn occupy(&mut self, token: Token, terms: Terms<'_>) {
-        let at = token.slot;
+    fn occupy(&mut self, (at, epoch, fence): (u32, Epoch, u64), terms: Terms<'_>) {
         self.grow_to(at);
         let slot = &mut self.slots[at as usize];
-        slot.fence = token.fence;
-        slot.epoch = token.epoch;
+        slot.fence = fence;
+        slot.epoch = epoch;
         if slot.owner.as_ref().is_none_or(|owner| !owner.is_same_as(terms.owner)) {
             slot.owner = Some(terms.owner.clone());
         }

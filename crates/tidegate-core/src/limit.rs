@@ -308,6 +308,11 @@ impl LimitState {
         self.tally.release(policy, now_ms);
     }
 
+    /// Whether no success and no failure changes anything from now on, until there is new demand.
+    pub(crate) fn is_quiet(&self, policy: &LimitPolicy, now_ms: u64) -> bool {
+        policy.tolerance == Fraction::ZERO && !within(self.demand, policy.window_ms, now_ms)
+    }
+
     /// A release that was throttled: the limit falls, at most once per cooldown.
     ///
     /// A throttle that the cooldown suppresses belongs to the event that lowered the limit, and leaves the growth

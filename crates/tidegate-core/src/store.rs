@@ -165,7 +165,8 @@ pub trait SyncPath: Send + Sync {
         None
     }
 
-    /// [`release`](Self::release) for one lease, likewise.
+    /// [`release`](Self::release) for one lease, likewise. Where it comes to the same at any moment from the last that the
+    /// store has seen, it need not look at the clock: the next step sees what has passed.
     fn release_one(&self, _release: &Release, _known: u64) -> Option<Brief> {
         None
     }

@@ -40,7 +40,8 @@ impl Moment {
     /// This moment and `after` more; saturates.
     #[must_use]
     pub fn plus(self, after: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(after.as_micros()).unwrap_or(u64::MAX)))
+        let whole = after.as_secs().saturating_mul(1_000_000);
+        Self(self.0.saturating_add(whole).saturating_add(u64::from(after.subsec_micros())))
     }
 
     /// How long after `earlier` this is; zero where it is not after it.

@@ -1,7 +1,7 @@
 -- EXCHANGE: all that a driver has for an id, in one step.
 --
 -- KEYS  1 the id, 2 the last answer to the driver, 3... levels of identities
--- ARGV  1 the request: { number or false, not after, restore or false, releases, settlements, observations, renewals,
+-- ARGV  1 the request: { number in halves, or false, not after, restore or false, releases, settlements, observations, renewals,
 --         classes of the renewals or false, hand-overs, acquires, queues, digest of the policy that it was checked
 --         against, offer or false, initial limit, driver, owner, what is asked, whether that depends on the
 --         policy }
@@ -403,7 +403,7 @@ local function remember(answer)
     return
   end
   local kept = max(P and P.ttl or 0, 60000)
-  local record = pack('<ddd', S.epoch, number, now + kept) .. answer
+  local record = pack('<dddd', S.epoch, number[1], number[2], now + kept) .. answer
   ask('SET', KEYS[2], record, 'PX', string.format('%.0f', lives(kept)))
 end
 
@@ -411,19 +411,20 @@ local function exchange(takes_memory)
   begin()
   if number then
     local record = ask('GET', KEYS[2])
-    local last = 0
+    local last = { 0, 0 }
     if record then
-      local epoch, kept_number, until_ms, from = unpack_struct('<ddd', record)
+      local epoch, high, low, until_ms, from = unpack_struct('<dddd', record)
       if epoch == S.epoch and until_ms > now then
-        last = kept_number
-        if last == number then
+        last = { high, low }
+        if high == number[1] and low == number[2] then
           finish(true)
           publish()
           return sub(record, from)
         end
       end
     end
-    if last > number or not_after >= 0 and S.last > not_after then
+    local is_lower = number[1] < last[1] or number[1] == last[1] and number[2] < last[2]
+    if is_lower or not_after >= 0 and S.last > not_after then
       finish(true)
       publish()
       return cmsgpack.pack({ 2, number, last })

@@ -2,7 +2,10 @@
 //!
 //! Spec: ST-20.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
 
 use tidegate_core::{
     Answer, Cause, Head, Id, Invalid, LeaseView, Name, Operators, Page, Policy, Reply, RuleLevel, Snapshot,
@@ -16,24 +19,30 @@ use crate::{
     policy::Stored,
     reply::many,
     request::write_offer,
+    wire::lock,
 };
 
 impl Operators for RedisStore {
     fn ids<'a>(&'a self, after: Option<&'a Id>, most: usize) -> Answer<'a, Page<Id>> {
         Box::pin(async move {
             page_size(most)?;
-            let prefix = &self.parts.prefix;
-            let mut first: BTreeSet<Id> = BTreeSet::new();
-            let each = |key: Vec<u8>| {
-                let id = Keys::id(prefix, &key);
-                if let Some(id) = id.filter(|id| after.is_none_or(|after| id > after)) {
-                    first.insert(id);
-                    if first.len() > most + 1 {
-                        first.pop_last();
+            // Only as many as make the page and show whether there are more, however many ids there are.
+            let first: Arc<Mutex<BTreeSet<Id>>> = Arc::default();
+            let found = {
+                let (first, prefix, after) = (Arc::clone(&first), self.parts.prefix.clone(), after.cloned());
+                move |key: Vec<u8>| {
+                    let id = Keys::id(&prefix, &key);
+                    if let Some(id) = id.filter(|id| after.as_ref().is_none_or(|after| id > after)) {
+                        let mut first = lock(&first);
+                        first.insert(id);
+                        if first.len() > most + 1 {
+                            first.pop_last();
+                        }
                     }
                 }
             };
-            self.parts.wire.scan(&Keys::pattern(prefix), each).await?;
+            self.parts.wire.scan(&Keys::pattern(&self.parts.prefix), found).await?;
+            let first = std::mem::take(&mut *lock(&first));
             let more = first.len() > most;
             let items = first.into_iter().take(most).collect();
             Ok(Reply { head: Head::default(), body: Page { items, more } })
@@ -180,7 +189,7 @@ fn levels(seen: &Seen) -> Vec<RuleLevel> {
     let rules = seen.policy.iter().flat_map(|policy| policy.rules());
     rules
         .zip(&seen.levels)
-        .map(|(rule, level)| RuleLevel { rule: rule.key().clone(), level: *level, identities: 0 })
+        .map(|(rule, level)| RuleLevel { rule: rule.key().clone(), level: *level, identities: None })
         .collect()
 }
 

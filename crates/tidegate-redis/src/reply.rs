@@ -28,7 +28,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Said<'_>, StoreError> {
     match reader.number()? {
         0 => Ok(Said::Done(reader)),
         1 => Ok(Said::Unchecked(if reader.absent()? { None } else { Some(reader.bytes()?) })),
-        2 => Err(StoreError::TooLate { number: reader.number()?, last: reader.number()? }),
+        2 => Err(StoreError::TooLate { number: sequence(&mut reader)?, last: sequence(&mut reader)? }),
         3 => Err(StoreError::NewerLayout { found: reader.small()?, known: LAYOUT }),
         4 => {
             let what = String::from_utf8_lossy(reader.bytes()?).into_owned();
@@ -37,6 +37,12 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Said<'_>, StoreError> {
         }
         _ => Err(StoreError::unavailable(Cause::Broken, "an answer that cannot be read")),
     }
+}
+
+/// A number of all 64 bits, in two halves.
+fn sequence(reader: &mut Reader<'_>) -> Result<u64, StoreError> {
+    reader.array_of(2)?;
+    Ok(reader.number()? << 32 | u64::from(reader.small()?))
 }
 
 pub(crate) fn head(reader: &mut Reader<'_>) -> Result<Head, StoreError> {

@@ -177,7 +177,7 @@ impl Request {
         packer.array(18);
         match parts.sequence {
             Some(sequence) => {
-                packer.number(sequence.number);
+                write_sequence(&mut packer, sequence.number);
                 packer.some_number(sequence.not_after.map(|moment| moment.micros()));
             }
             None => {
@@ -292,6 +292,11 @@ impl Request {
             }
         }
     }
+}
+
+/// A number of all 64 bits, in two halves: a script's own numbers are exact below 2^53.
+fn write_sequence(packer: &mut Packer, number: u64) {
+    packer.array(2).number(number >> 32).number(number & 0xffff_ffff);
 }
 
 fn check_hand_overs(parts: &Parts<'_>, deciding: &Result<Arc<Policy>, StoreError>) -> Verdict {

@@ -214,24 +214,33 @@ impl Wire {
     pub(crate) async fn scan(
         &self,
         pattern: &[u8],
-        mut each: impl FnMut(Vec<u8>) + Send,
+        mut each: impl FnMut(Vec<u8>) + Send + 'static,
     ) -> Result<(), StoreError> {
         match &self.0.way {
+            Way::Own(servers) if Handle::try_current().is_ok() => scan_all(servers, pattern, each).await,
             Way::Own(servers) | Way::Given(_, Some(servers)) => {
-                for line in servers.primaries().await? {
-                    let mut cursor = first_cursor();
-                    while let Some(at) = cursor {
-                        let answer = line.ask(&scan_from(&at, pattern)).await;
-                        let answer =
-                            answer.map_err(|error| error::unavailable(error, &line.address().to_string()))?;
-                        cursor = take_keys(answer, &mut each)?;
-                    }
-                }
-                Ok(())
+                let (servers, pattern) = (servers.clone(), pattern.to_vec());
+                self.thread()?.run(async move { scan_all(&servers, &pattern, each).await }).await?
             }
             Way::Given(given, None) => given.scan(pattern, &mut each).await,
         }
     }
+}
+
+async fn scan_all(
+    servers: &Arc<Servers>,
+    pattern: &[u8],
+    mut each: impl FnMut(Vec<u8>) + Send,
+) -> Result<(), StoreError> {
+    for line in servers.primaries().await? {
+        let mut cursor = first_cursor();
+        while let Some(at) = cursor {
+            let answer = line.ask(&scan_from(&at, pattern)).await;
+            let answer = answer.map_err(|error| error::unavailable(error, &line.address().to_string()))?;
+            cursor = take_keys(answer, &mut each)?;
+        }
+    }
+    Ok(())
 }
 
 /// How many keys a server looks at in one step of a scan: well under a millisecond.

@@ -24,7 +24,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
     AcquireRequest, Costs, Head, Job, Line as LineState, Listener, Member, Name, Policy, Reply, ScopedJob,
-    Store, StoreError, Wake,
+    Store, StoreError, SyncPath, Wake,
     store::PauseReply,
     time::{Moment, ceil_millis},
 };
@@ -75,7 +75,8 @@ pub(crate) struct Config {
 
 /// What a caller asks for.
 pub(crate) struct Ask {
-    pub(crate) job: Arc<ScopedJob>,
+    /// None for the job of unit cost.
+    pub(crate) job: Option<Arc<ScopedJob>>,
     pub(crate) class: Option<Name>,
     pub(crate) priority: i32,
     /// Zero is one try.
@@ -121,6 +122,8 @@ pub(crate) struct Driver {
     /// waits.
     singles: Vec<[AcquireRequest; 2]>,
     unit: Arc<ScopedJob>,
+    /// The store's brief path, where this driver can use it: on the store's own clock.
+    brief: Option<Arc<dyn SyncPath>>,
 }
 
 /// How many events a slow reader may fall behind.
@@ -131,6 +134,7 @@ impl Driver {
         let Config { member, clock, op_timeout, fallback, local_limit, max_queue, fail_fast, hooks } = config;
         let sync = store.sync_path(&member.id);
         let on_store_clock = clock.is_none() && sync.is_some();
+        let brief = sync.clone().filter(|_| on_store_clock);
         let clock = clock.unwrap_or_else(|| match &sync {
             Some(sync) => Arc::new(StoreClock::new(Arc::clone(sync))),
             None => Arc::new(SystemClock::new()),
@@ -157,13 +161,14 @@ impl Driver {
             events: broadcast::Sender::new(EVENTS_KEPT),
             singles,
             unit: Arc::new(ScopedJob { costs: Costs::default(), scopes: Vec::new() }),
+            brief,
             member,
         })
     }
 
-    /// The job of unit cost, without scopes.
-    pub(crate) fn unit_job(&self) -> Arc<ScopedJob> {
-        Arc::clone(&self.unit)
+    /// A job; where none is given, the one of unit cost without scopes.
+    fn job_of<'a>(&'a self, job: Option<&'a Arc<ScopedJob>>) -> &'a Arc<ScopedJob> {
+        job.unwrap_or(&self.unit)
     }
 
     pub(crate) fn hooks(&self) -> &Hooks {
@@ -368,7 +373,14 @@ impl Driver {
     }
 
     /// Lets go of the lock, then wakes and tells whoever is to be woken and told.
-    fn unlock<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+    fn unlock<'a>(&'a self, state: MutexGuard<'a, State>) {
+        if !state.wakers.is_empty() || !state.notices.is_empty() {
+            self.unlock_and_tell(state);
+        }
+    }
+
+    #[cold]
+    fn unlock_and_tell<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         let wakers = std::mem::take(&mut state.wakers);
         if !wakers.is_empty() {
             drop(state);
@@ -390,18 +402,26 @@ impl Driver {
 
     /// Has a task for this driver: with its clock, on the caller's runtime or on our own.
     fn ensure_running(&self, state: &mut State) {
-        if state.running {
-            return;
+        if !state.running {
+            self.run(state);
         }
+    }
+
+    #[cold]
+    fn run(&self, state: &mut State) {
         state.running = self.start(run::run, run::gone, background::callers)
             || self.start(run::run, run::gone, || background::handle().cloned());
     }
 
     /// Has the renewals of this driver running.
     fn ensure_renewing(&self, state: &mut State) {
-        if state.renewing {
-            return;
+        if !state.renewing {
+            self.renew(state);
         }
+    }
+
+    #[cold]
+    fn renew(&self, state: &mut State) {
         state.renewing = self.start(renew::renew, renew::gone, || match self.clock.pace() {
             Pace::Real => background::handle().cloned(),
             Pace::Set => tokio::runtime::Handle::try_current().ok(),

@@ -267,6 +267,10 @@ impl SyncPath for One {
 
     fn release_one(&self, release: &Release, known: u64) -> Option<Brief> {
         let mut guarded = self.guarded.lock();
+        // A look at the clock takes as long as all the rest, and mostly makes no difference.
+        if let Some(brief) = guarded.model.release_at_last(release, known) {
+            return Some(brief);
+        }
         let now = self.clock.now();
         let brief = guarded.model.release_one(now, release, known);
         if guarded.model.has_wakes() {

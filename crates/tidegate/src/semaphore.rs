@@ -158,7 +158,7 @@ impl AdaptiveSemaphore {
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Lease, AcquireError> {
-        let ask = Ask { job: self.handle.unit_job(), class: None, priority: 0, timeout: Duration::ZERO };
+        let ask = Ask { job: None, class: None, priority: 0, timeout: Duration::ZERO };
         self.handle.acquire(ask).await.map(|permit| Lease { permit })
     }
 
@@ -203,7 +203,7 @@ impl AdaptiveSemaphore {
         let id = &self.handle.member.id;
         let class = acquire.class.map(|class| Name::new("class", class)).transpose();
         let class = class.map_err(|error| AcquireError::from_store(id, error.into()))?;
-        Ok(Ask { job: self.handle.unit_job(), class, priority: 0, timeout: acquire.timeout })
+        Ok(Ask { job: None, class, priority: 0, timeout: acquire.timeout })
     }
 
     /// This process's view.
@@ -428,12 +428,12 @@ impl Lease {
     }
 
     /// Its unique name; none for a local lease.
-    pub const fn token(&self) -> Option<Token> {
+    pub fn token(&self) -> Option<Token> {
         self.permit.token()
     }
 
     /// The limit in force at the grant.
-    pub const fn limit(&self) -> u32 {
+    pub fn limit(&self) -> u32 {
         self.permit.limit()
     }
 
@@ -445,7 +445,7 @@ impl Lease {
     /// Whether this process granted it alone, while the store was away.
     ///
     /// Spec: UN-2.
-    pub const fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.permit.is_local()
     }
 

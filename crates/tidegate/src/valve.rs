@@ -115,7 +115,8 @@ impl Valve {
     ///
     /// Spec: VA-1.
     pub async fn try_acquire(&self, job: Job) -> Result<Permit, AcquireError> {
-        self.acquire(job.timeout(Duration::ZERO)).await
+        let ask = self.ask(job.timeout(Duration::ZERO))?;
+        self.handle.acquire(ask).await.map(|permit| Permit { permit })
     }
 
     /// Waits for a permit and runs `call` under it: one attempt, no retries. Each attempt of a retry around it is
@@ -144,7 +145,7 @@ impl Valve {
         let class = job.class.map(|class| Name::new("class", class)).transpose().map_err(refused)?;
         let is_unit = job.each == 1 && job.named.is_empty() && job.scopes.is_empty();
         let job_spec = if is_unit {
-            self.handle.unit_job()
+            None
         } else {
             let mut costs = Costs { each: job.each, named: Vec::with_capacity(job.named.len()) };
             for (rule, cost) in job.named {
@@ -155,7 +156,7 @@ impl Valve {
                 let scope = Name::new("scope", scope).map_err(refused)?;
                 scopes.push((scope, Identity::new(identity).map_err(refused)?));
             }
-            Arc::new(ScopedJob { costs, scopes })
+            Some(Arc::new(ScopedJob { costs, scopes }))
         };
         Ok(Ask { job: job_spec, class, priority: job.priority, timeout: job.timeout })
     }
@@ -534,12 +535,12 @@ impl Permit {
     }
 
     /// The token of its lease; none without one, and for a local permit.
-    pub const fn token(&self) -> Option<Token> {
+    pub fn token(&self) -> Option<Token> {
         self.permit.token()
     }
 
     /// Whether this process granted it alone, while the store was away.
-    pub const fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         self.permit.is_local()
     }
 

@@ -565,7 +565,8 @@ async fn bi_3_an_odd_identity_never_addresses_another_identity_or_rule() {
             assert!(valve.try_acquire(job).await.is_ok(), "{id}: {identity:?} is new as a model");
         }
         let seen = ready(fleet.store.operators().unwrap().snapshot(&Id::new(id).unwrap())).unwrap();
-        let identities: Vec<usize> = seen.body.unwrap().rules.iter().map(|rule| rule.identities).collect();
+        let identities: Vec<usize> =
+            seen.body.unwrap().rules.iter().map(|rule| rule.identities.unwrap()).collect();
         assert_eq!(identities, [odd.len() * 2, odd.len() * 2]);
     }
 }

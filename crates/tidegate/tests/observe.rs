@@ -943,7 +943,7 @@ async fn ob_3_a_snapshot_says_how_an_id_stands() {
     assert_eq!(by_class, [(Some("batch"), 1), (None, 2)]);
     assert_eq!(seen.paused_ms, 2_000);
     let rules: Vec<_> =
-        seen.rules.iter().map(|rule| (rule.rule.as_str(), rule.level, rule.identities)).collect();
+        seen.rules.iter().map(|rule| (rule.rule.as_str(), rule.level, rule.identities.unwrap())).collect();
     assert_eq!(rules, [("named:each", None, 2), ("named:requests", Some(7), 0)]);
     assert!(matches!(seen.policy.unwrap().bound(), Some(Bound::Adaptive(_))));
     drop((waits, second, third));

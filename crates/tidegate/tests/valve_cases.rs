@@ -303,7 +303,7 @@ async fn case_18_a_million_identities_leave_no_memory_behind() {
     let scope = Name::new("scope", "user").unwrap();
     let identities = || {
         let snapshot = ready(Operators::snapshot(&store, &id())).unwrap().body.expect("in use");
-        snapshot.rules[0].identities
+        snapshot.rules[0].identities.unwrap()
     };
     let begin = resident();
     let (mut full, mut empty) = (Vec::new(), Vec::new());
@@ -352,7 +352,7 @@ async fn case_18_an_idle_store_empties_itself() {
     let identities = || {
         // Looking sweeps as well, but only a part.
         let snapshot = ready(Operators::snapshot(&store, &id())).unwrap().body.expect("in use");
-        snapshot.rules[0].identities
+        snapshot.rules[0].identities.unwrap()
     };
     // Nobody calls while it sweeps: only the last look does.
     sleep(ms(1_500)).await;

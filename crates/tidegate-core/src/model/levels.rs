@@ -205,7 +205,7 @@ impl Levels {
             .map(|(rule, lineage)| RuleLevel {
                 rule: rule.key().clone(),
                 level: lineage.own.as_mut().map(|level| level.level(rule, now_ms)),
-                identities: lineage.generations.iter().map(|generation| generation.levels.len()).sum(),
+                identities: Some(lineage.generations.iter().map(|generation| generation.levels.len()).sum()),
             })
             .collect()
     }

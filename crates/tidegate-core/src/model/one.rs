@@ -35,10 +35,11 @@ pub const LAYOUT: u32 = 1;
 /// A pin without use is forgotten after this long.
 ///
 /// Spec: ST-5.
-pub const PIN_TTL: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+pub const PIN_TTL: Duration = Duration::from_millis(PIN_TTL_MS);
+const PIN_TTL_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 
 /// The clock may be this far behind the last moment seen before stored moments move back with it.
-const BEHIND: Duration = Duration::from_secs(1);
+const BEHIND_MICROS: u64 = 1_000_000;
 /// Ended leases that one step sweeps at most.
 const SWEPT_LEASES: usize = 1_000;
 /// Resting levels and old answers that one step sweeps at most.
@@ -51,7 +52,7 @@ const OWN_FIRST_MS: u64 = 10;
 const PUBLISHED_MS: u64 = 1_000;
 
 /// What a job costs unless told.
-const UNIT: Costs = Costs { each: 1, named: Vec::new() };
+static UNIT: Costs = Costs { each: 1, named: Vec::new() };
 
 /// A push, and whom it is for: one driver, or all that listen.
 pub type Push = (Option<DriverId>, Wake);
@@ -319,33 +320,33 @@ impl IdModel {
             && pinned.places.is_empty()
             && pinned.rate_waiters.is_empty();
         // A clock that was set back is reported by the answer in full.
-        if !plain || self.last.since(clock) > BEHIND {
+        if !plain || self.is_far_behind(clock) || self.check_layout().is_err() {
             return None;
         }
-        let step = self.begin(clock).ok()?;
-        if self.paused_ms(step.ms) > 0 {
-            return None;
-        }
+        let step = self.come_to(clock);
         let life = self.life.as_mut()?;
         let pinned = life.pinned.as_mut()?;
         let policy = &*member.policy;
         let leased = policy.bound().is_some();
-        if leased && pinned.room(tier, &PerTier::default()) == 0 {
+        if life.paused_until_ms > step.ms || leased && pinned.room(tier, &PerTier::default()) == 0 {
             return None;
         }
         for (index, rule) in policy.rules().iter().enumerate() {
             pinned.levels.own(index)?.room(rule, step.ms, 1).ok()?;
         }
-        let marks = pinned.spend(step.ms, policy, &UNIT);
+        let mut marks = Marks::default();
+        pinned.spend(step.ms, policy, &UNIT, &mut marks);
         pinned.used_ms = step.ms;
         let lease = leased.then(|| {
             let ttl_ms = policy.lease_ttl_ms();
             let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms };
-            let token = pinned.leases.grant(life.epoch, step.now.micros(), terms);
-            self.last_fence = token.fence;
-            token
+            pinned.leases.grant(life.epoch, step.now.micros(), terms)
         });
-        Some(self.brief(step, Some(Grant { lease, marks }), known))
+        if let Some(lease) = lease {
+            self.last_fence = lease.fence;
+        }
+        let head = self.news(step, known);
+        Some(Brief { now: step.now, grant: Some(Grant { lease, marks }), seen: self.seen, head })
     }
 
     /// As [`SyncPath::release_one`](crate::SyncPath::release_one), at `clock`.
@@ -353,12 +354,32 @@ impl IdModel {
         let step = self.begin(clock).ok()?;
         self.release_step(step, std::slice::from_ref(release)).ok()?;
         self.offer_room(step);
-        Some(self.brief(step, None, known))
+        Some(Brief { now: step.now, grant: None, seen: self.seen, head: self.news(step, known) })
     }
 
-    fn brief(&self, step: Step, grant: Option<Grant>, known: u64) -> Brief {
+    /// As [`release_one`](Self::release_one), at the last moment that was seen. None, with nothing changed, where it could
+    /// come to something else at a later one: where someone waits, where the limit may move or the slot rests, and where
+    /// the lease is not live.
+    pub fn release_at_last(&mut self, release: &Release, known: u64) -> Option<Brief> {
+        if self.seen != known || self.check_layout().is_err() {
+            return None;
+        }
+        let (now, seen) = (self.last, self.seen);
+        let pinned = self.pinned_mut()?;
+        let quiet = release.outcome != Outcome::Throttled
+            && pinned.places.is_empty()
+            && match (&pinned.limit, pinned.policy.adaptive()) {
+                (Some(limit), Some(adaptive)) => limit.is_quiet(adaptive, now.millis()),
+                _ => true,
+            };
+        let released = quiet && pinned.leases.release(release.token, now.millis(), 0);
+        released.then_some(Brief { now, grant: None, seen, head: None })
+    }
+
+    /// How the id stands, where that is not what is known.
+    fn news(&self, step: Step, known: u64) -> Option<Box<Head>> {
         let is_new = self.seen != known || step.stepped_back_ms > 0;
-        Brief { now: step.now, grant, seen: self.seen, head: is_new.then(|| self.head(step)) }
+        is_new.then(|| Box::new(self.head(step)))
     }
 
     // ---- operators -------------------------------------------------------------------------------------------------
@@ -545,16 +566,22 @@ impl IdModel {
 
     /// Settles what now is, and sweeps.
     fn begin(&mut self, clock: Moment) -> Result<Step, StoreError> {
-        if let Some(found) = self.layout.filter(|found| *found > LAYOUT) {
-            return Err(StoreError::NewerLayout { found, known: LAYOUT });
+        self.check_layout()?;
+        Ok(self.come_to(clock))
+    }
+
+    fn check_layout(&self) -> Result<(), StoreError> {
+        match self.layout {
+            Some(found) if found > LAYOUT => Err(StoreError::NewerLayout { found, known: LAYOUT }),
+            _ => Ok(()),
         }
+    }
+
+    #[inline]
+    fn come_to(&mut self, clock: Moment) -> Step {
         let clock = clock.min(LAST);
-        let behind = self.last.since(clock);
-        let stepped_back_ms = if behind > BEHIND {
-            let ms = crate::time::ceil_millis(behind);
-            self.shift_back(ms);
-            self.last = clock;
-            ms
+        let stepped_back_ms = if self.is_far_behind(clock) {
+            self.step_back(clock)
         } else {
             self.last = self.last.max(clock);
             0
@@ -563,27 +590,39 @@ impl IdModel {
         if let Some(pinned) = self.pinned_mut() {
             pinned.leases.sweep(step.ms, SWEPT_LEASES);
         }
-        self.sweep_items(step.ms);
+        if self.due.next().is_some_and(|at_ms| at_ms <= step.ms) {
+            self.sweep_items(step.ms);
+        }
         if self.is_outlived(step.ms) {
             self.wipe();
         }
-        Ok(step)
+        step
+    }
+
+    fn is_far_behind(&self, clock: Moment) -> bool {
+        self.last.micros() > clock.micros().saturating_add(BEHIND_MICROS)
+    }
+
+    /// Moves all stored moments back with the clock. Says how far.
+    #[cold]
+    fn step_back(&mut self, clock: Moment) -> u64 {
+        let ms = crate::time::ceil_millis(self.last.since(clock));
+        self.shift_back(ms);
+        self.last = clock;
+        ms
     }
 
     /// Whether the pin was without use for so long that it is forgotten. It outlives rate state: a level that is not at
     /// rest and a pause keep it, however long they take.
     fn is_outlived(&self, now_ms: u64) -> bool {
         let Some(life) = &self.life else { return false };
-        let long_ago = |at_ms: u64| now_ms.saturating_sub(at_ms) >= crate::time::ceil_millis(PIN_TTL);
-        let unused = match &life.pinned {
-            None => long_ago(life.born_ms),
-            Some(pinned) => {
-                long_ago(pinned.used_ms)
-                    && pinned.leases.count() == 0
-                    && pinned.levels.rest(&pinned.policy, now_ms)
-            }
-        };
-        unused && self.paused_ms(now_ms) == 0
+        let used_ms = life.pinned.as_ref().map_or(life.born_ms, |pinned| pinned.used_ms);
+        now_ms.saturating_sub(used_ms) >= PIN_TTL_MS
+            && life.paused_until_ms <= now_ms
+            && life
+                .pinned
+                .as_ref()
+                .is_none_or(|pinned| pinned.leases.count() == 0 && pinned.levels.rest(&pinned.policy, now_ms))
     }
 
     fn sweep_items(&mut self, now_ms: u64) {
@@ -907,7 +946,8 @@ impl IdModel {
                 reply.denied = Some(pinned.slot_denial(step.ms, safe_start_ms));
                 break;
             }
-            let marks = pinned.spend(step.ms, &policy, &job.costs);
+            let mut marks = Marks::default();
+            pinned.spend(step.ms, &policy, &job.costs, &mut marks);
             let lease = leased.then(|| pinned.leases.grant(epoch, step.now.micros(), terms));
             reply.grants.push(Grant { lease, marks });
         }
@@ -1170,6 +1210,10 @@ impl Pinned {
     /// How many more leases a tier may take, with `withheld` counted as taken.
     fn room(&self, tier: usize, withheld: &PerTier) -> u32 {
         let limit = self.limit_value().unwrap_or(u32::MAX);
+        if let ([], [withheld, ..]) = (self.policy.classes(), withheld) {
+            // Nothing is reserved for anyone.
+            return limit.saturating_sub(self.leases.count().saturating_add(*withheld));
+        }
         room(limit, &self.policy, &self.leases, withheld, tier)
     }
 
@@ -1210,16 +1254,13 @@ impl Pinned {
         longest.map(rate_denial)
     }
 
-    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs) -> Marks {
-        let rules = policy.rules().iter().enumerate();
-        rules
-            .map(|(index, rule)| {
-                self.levels.own(index).map_or(0, |level| {
-                    level.spend(rule, now_ms, costs.of(rule.name()));
-                    level.mark()
-                })
-            })
-            .collect()
+    fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs, marks: &mut Marks) {
+        for (index, rule) in policy.rules().iter().enumerate() {
+            marks.push(self.levels.own(index).map_or(0, |level| {
+                level.spend(rule, now_ms, costs.of(rule.name()));
+                level.mark()
+            }));
+        }
     }
 
     fn scoped_rate_denial(

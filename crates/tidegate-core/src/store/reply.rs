@@ -75,6 +75,7 @@ impl Marks {
     }
 
     /// Adds the mark of the next rule.
+    #[inline]
     pub fn push(&mut self, mark: u64) {
         match self.first.get_mut(self.len) {
             Some(place) => *place = mark,
@@ -95,14 +96,15 @@ impl FromIterator<u64> for Marks {
 /// An answer of the synchronous path with no more than is new.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Brief {
-    /// The store's clock.
+    /// The moment of the step: the store's clock, or for a release that comes to the same at any moment the last one
+    /// that the store has seen.
     pub now: Moment,
     /// The permit, for an acquire.
     pub grant: Option<Grant>,
     /// Changes with everything in a head but `now` and `held`.
     pub seen: u64,
     /// How the id stands, where that changed from what is known.
-    pub head: Option<Head>,
+    pub head: Option<Box<Head>>,
 }
 
 /// Why a job was not granted, and when to come again.

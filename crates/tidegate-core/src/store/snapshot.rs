@@ -48,8 +48,8 @@ pub struct RuleLevel {
     pub rule: RuleKey,
     /// What could be spent now; below zero for a debt; none for a scoped rule, which has a level for each identity.
     pub level: Option<i64>,
-    /// How many identities have a level of their own.
-    pub identities: usize,
+    /// How many identities have a level of their own; none where the store does not count them.
+    pub identities: Option<usize>,
 }
 
 /// Checks the size of a page: 1 to 1,000.

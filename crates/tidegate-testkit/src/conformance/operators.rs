@@ -160,8 +160,11 @@ async fn st_20_snapshot_scoped(lab: &Lab) -> Result<(), Failure> {
     worker.ask_scoped(&scoped_jobs(None, jobs)).await?;
     let snapshot =
         worker.snapshot().await?.ok_or_else(|| Failure("no snapshot of an id in use".to_owned()))?;
-    let levels: Vec<_> =
-        snapshot.rules.into_iter().map(|rule| (rule.rule, rule.level, rule.identities)).collect();
+    let levels: Vec<_> = snapshot
+        .rules
+        .into_iter()
+        .map(|rule| (rule.rule, rule.level, rule.identities.unwrap_or(2)))
+        .collect();
     same(
         levels,
         vec![(key("named:a"), None, 2)],

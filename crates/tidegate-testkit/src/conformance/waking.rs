@@ -342,10 +342,11 @@ async fn st_14_brief_head(lab: &Lab) -> Result<(), Failure> {
     same(head.limit.map(|limit| limit.value), Some(16), "the limit in a brief answer")?;
     worker.report(&tokens[..1], Outcome::Throttled).await?;
     let Some(again) = path.acquire_one(&worker.member, 0, brief.seen) else { return Ok(()) };
-    let limit = again.head.and_then(|head| head.limit).map(|limit| limit.value);
+    let limit = again.head.as_deref().and_then(|head| head.limit).map(|limit| limit.value);
     same(limit, Some(8), "the limit in a brief answer after it has moved")?;
     let release = &releases(&tokens[1..2], Outcome::Success)[0];
-    if let Some(Head { limit, .. }) = path.release_one(release, again.seen).and_then(|brief| brief.head) {
+    let head = path.release_one(release, again.seen).and_then(|brief| brief.head);
+    if let Some(Head { limit, .. }) = head.as_deref() {
         same(limit.map(|limit| limit.value), Some(8), "the limit in a brief answer to a release")?;
     }
     Ok(())
@@ -358,7 +359,7 @@ async fn st_14_brief_clock(lab: &Lab) -> Result<(), Failure> {
     lab.step_back(3_600_000).await;
     let reported = match path.acquire_one(&worker.member, 0, 0) {
         Some(brief) => brief.head,
-        None => Some(path.acquire(&worker.member, &jobs_of_one(1))?.head),
+        None => Some(Box::new(path.acquire(&worker.member, &jobs_of_one(1))?.head)),
     };
     same(reported.map(|head| head.stepped_back_ms), Some(3_600_000), "how far the clock was set back")
 }

@@ -452,11 +452,21 @@ impl Pair {
         let (seen, _) = self.sides[who.place].brief;
         let store = Arc::clone(self.store());
         let path = store.sync_path(&member.id);
-        let brief = path.and_then(|path| path.release_one(release, seen));
         let model = self.model.id(&member.id).release(self.now, &ours);
+        // A release in brief may leave it to the next step to see that the clock was set back, or that what was kept is
+        // outlived by now.
+        let head = model.as_ref().map_or_else(|_| Head::default(), |reply| reply.head);
+        let (_, known) = self.sides[who.place].brief;
+        let as_known = head.stepped_back_ms == 0 && head.epoch == known.epoch;
+        let brief = path.filter(|_| as_known).and_then(|path| path.release_one(release, seen));
         let answer = match brief {
             None => store.release(&member, &theirs).await,
-            Some(brief) => Ok(Reply { head: self.brief_head(who.place, &brief, &model), body: () }),
+            Some(brief) => {
+                // Nor need it look at the clock where it comes to the same.
+                let at = head.now.filter(|now| brief.now <= *now);
+                let brief = Brief { now: at.unwrap_or(brief.now), ..brief };
+                Ok(Reply { head: self.brief_head(who.place, &brief, &model), body: () })
+            }
         };
         self.same(who.place, model, answer).map(|_| ())
     }
@@ -467,7 +477,7 @@ impl Pair {
         let known = &mut self.sides[place].brief;
         let paused_ms = model.as_ref().map_or(0, |reply| reply.head.paused_ms);
         let unsaid = Head { now: Some(brief.now), held: None, paused_ms, stepped_back_ms: 0, ..known.1 };
-        let head = brief.head.unwrap_or(unsaid);
+        let head = brief.head.as_deref().copied().unwrap_or(unsaid);
         *known = (brief.seen, head);
         head
     }

@@ -30,7 +30,8 @@ use crate::{
 /// Waits for a permit.
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Acquiring {
-    driver: Arc<Driver>,
+    /// None when it has ended: a permit takes it along.
+    driver: Option<Arc<Driver>>,
     stage: Stage,
     tier: usize,
 }
@@ -38,72 +39,70 @@ pub(crate) struct Acquiring {
 enum Stage {
     New(Ask),
     Waiting { key: usize, since: Moment },
-    Done,
 }
 
 impl Acquiring {
     pub(super) fn new(driver: Arc<Driver>, ask: Ask) -> Self {
-        Self { driver, stage: Stage::New(ask), tier: 0 }
+        Self { driver: Some(driver), stage: Stage::New(ask), tier: 0 }
     }
 
-    fn ended(&self, result: &Result<Granted, AcquireError>, since: Option<Moment>) {
-        let hooks = &self.driver.hooks;
-        if !hooks.records() {
-            return;
-        }
-        let waited = since.map_or(Duration::ZERO, |since| self.driver.clock.now().since(since));
-        let ended = match result {
-            Ok(_) => AcquireResult::Granted,
-            Err(AcquireError::Timeout { .. } | AcquireError::QueueFull { .. }) => AcquireResult::Timeout,
-            Err(AcquireError::Closed { .. }) => AcquireResult::Closed,
-            Err(_) => AcquireResult::Unavailable,
-        };
-        self.record(ended, waited);
-    }
-
-    fn record(&self, ended: AcquireResult, waited: Duration) {
-        let driver = &self.driver;
-        let class = driver.member.policy.class(self.tier).map(tidegate_core::Name::as_str);
-        driver.hooks.record(&driver.member.id, |recorder| recorder.acquired(class, ended, waited));
-    }
-}
-
-impl Future for Acquiring {
-    type Output = Result<Permit, AcquireError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let driver = Arc::clone(&this.driver);
-        if let Stage::New(ask) = &this.stage {
-            let mut state = driver.lock();
-            match driver.begin(&mut state, ask, &mut this.tier) {
-                Begun::Refused(error) => {
-                    drop(state);
-                    this.stage = Stage::Done;
-                    return Poll::Ready(Err(error));
-                }
-                Begun::Ended(result) => {
-                    driver.note_load(&mut state, this.tier);
-                    driver.unlock(state);
-                    this.stage = Stage::Done;
-                    this.ended(&result, None);
-                    return Poll::Ready(result.map(|granted| Permit::new(driver, granted)));
-                }
-                Begun::Waits(key) => {
-                    let since = state.waiters.get(key).map_or_else(Moment::default, |waiter| waiter.since);
-                    this.stage = Stage::Waiting { key, since };
-                    driver.stir(&mut state);
-                    driver.note_load(&mut state, this.tier);
-                    driver.unlock(state);
-                }
-            }
-        }
-        let Stage::Waiting { key, since } = this.stage else {
-            // Polled after it ended: there is nothing more to say.
-            return Poll::Pending;
-        };
+    /// Takes the common job's straight way. None where it takes more than that.
+    #[inline]
+    fn at_once(&mut self) -> Option<Permit> {
+        let (Some(driver), Stage::New(ask)) = (&self.driver, &self.stage) else { return None };
         let mut state = driver.lock();
-        let ended = state.waiters.get_mut(key).is_some_and(|waiter| {
+        let (key, tier) = driver.at_once(&mut state, ask)?;
+        driver.note_load(&mut state, tier);
+        driver.unlock(state);
+        self.tier = tier;
+        if driver.hooks.records() {
+            self.record(driver, AcquireResult::Granted, Duration::ZERO);
+        }
+        self.driver.take().map(|driver| Permit::new(driver, key))
+    }
+
+    fn go_on(&mut self, context: &Context<'_>) -> Poll<Result<Permit, AcquireError>> {
+        match self.begin() {
+            Begun::Ended(ended) => return self.end(ended),
+            Begun::Refused(error) => {
+                self.driver = None;
+                return Poll::Ready(Err(error));
+            }
+            Begun::Waits => {}
+        }
+        match self.look(context) {
+            Some(ended) => self.end(ended),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Decides a job on the spot where that can be; where not, it waits from now on.
+    fn begin(&mut self) -> Begun {
+        let (Some(driver), Stage::New(ask)) = (&self.driver, &self.stage) else { return Begun::Waits };
+        let mut state = driver.lock();
+        self.tier = match driver.check(ask) {
+            Ok(tier) => tier,
+            Err(error) => return Begun::Refused(error),
+        };
+        let begun = match driver.begin(&mut state, ask, self.tier) {
+            Ok(ended) => Begun::Ended(ended.map(|granted| state.issued.insert(granted))),
+            Err(key) => {
+                let since = state.waiters.get(key).map_or_else(Moment::default, |waiter| waiter.since);
+                self.stage = Stage::Waiting { key, since };
+                driver.stir(&mut state);
+                Begun::Waits
+            }
+        };
+        driver.note_load(&mut state, self.tier);
+        driver.unlock(state);
+        begun
+    }
+
+    /// Looks whether the wait has ended.
+    fn look(&self, context: &Context<'_>) -> Option<Result<usize, AcquireError>> {
+        let (Some(driver), Stage::Waiting { key, .. }) = (&self.driver, &self.stage) else { return None };
+        let mut state = driver.lock();
+        let ended = state.waiters.get_mut(*key).is_some_and(|waiter| {
             if waiter.ended.is_none()
                 && waiter.waker.as_ref().is_none_or(|known| !known.will_wake(context.waker()))
             {
@@ -115,26 +114,63 @@ impl Future for Acquiring {
             // The runtime that the task ran on may have ended since.
             driver.ensure_running(&mut state);
             driver.unlock(state);
-            return Poll::Pending;
+            return None;
         }
-        let result = state.take(key).and_then(|waiter| waiter.ended);
-        driver.note_load(&mut state, this.tier);
+        let ended = state.take(*key).and_then(|waiter| waiter.ended);
+        let ended = ended.unwrap_or_else(|| Err(AcquireError::Closed { id: driver.member.id.clone() }));
+        let ended = ended.map(|granted| state.issued.insert(granted));
+        driver.note_load(&mut state, self.tier);
         driver.unlock(state);
-        this.stage = Stage::Done;
-        let closed = || AcquireError::Closed { id: driver.member.id.clone() };
-        let result = result.unwrap_or_else(|| Err(closed()));
-        this.ended(&result, Some(since));
-        Poll::Ready(result.map(|granted| Permit::new(driver, granted)))
+        Some(ended)
+    }
+
+    /// Ends with what came of it.
+    fn end(&mut self, ended: Result<usize, AcquireError>) -> Poll<Result<Permit, AcquireError>> {
+        let Some(driver) = self.driver.take() else { return Poll::Pending };
+        if driver.hooks.records() {
+            self.record_end(&driver, &ended);
+        }
+        Poll::Ready(ended.map(|key| Permit::new(driver, key)))
+    }
+
+    fn record_end(&self, driver: &Driver, ended: &Result<usize, AcquireError>) {
+        let waited = match &self.stage {
+            Stage::New(_) => Duration::ZERO,
+            Stage::Waiting { since, .. } => driver.clock.now().since(*since),
+        };
+        let ended = match ended {
+            Ok(_) => AcquireResult::Granted,
+            Err(AcquireError::Timeout { .. } | AcquireError::QueueFull { .. }) => AcquireResult::Timeout,
+            Err(AcquireError::Closed { .. }) => AcquireResult::Closed,
+            Err(_) => AcquireResult::Unavailable,
+        };
+        self.record(driver, ended, waited);
+    }
+
+    fn record(&self, driver: &Driver, ended: AcquireResult, waited: Duration) {
+        let class = driver.member.policy.class(self.tier).map(tidegate_core::Name::as_str);
+        driver.hooks.record(&driver.member.id, |recorder| recorder.acquired(class, ended, waited));
+    }
+}
+
+impl Future for Acquiring {
+    type Output = Result<Permit, AcquireError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.at_once() {
+            Some(permit) => Poll::Ready(Ok(permit)),
+            None => self.go_on(context),
+        }
     }
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        let Stage::Waiting { key, since } = self.stage else { return };
-        let driver = &self.driver;
+        let (Some(driver), Stage::Waiting { key, since }) = (&self.driver, &self.stage) else { return };
         let mut state = driver.lock();
         let now = driver.clock.now();
-        if let Some(waiter) = state.take(key)
+        if let Some(waiter) = state.take(*key)
             && let Some(Ok(granted)) = waiter.ended
         {
             driver.pass_on(&mut state, granted, now);
@@ -143,42 +179,67 @@ impl Drop for Acquiring {
         driver.note_load(&mut state, self.tier);
         driver.unlock(state);
         if driver.hooks.records() {
-            self.record(AcquireResult::Cancelled, now.since(since));
+            self.record(driver, AcquireResult::Cancelled, now.since(*since));
         }
     }
 }
 
 /// What came of the first look at a job.
-pub(super) enum Begun {
+enum Begun {
     /// The job cannot be taken: nothing was tried.
     Refused(AcquireError),
-    Ended(Result<Granted, AcquireError>),
-    Waits(usize),
+    /// With a permit under this key, where it is granted.
+    Ended(Result<usize, AcquireError>),
+    Waits,
 }
 
 impl Driver {
-    /// Decides a job on the spot where that can be, and puts it into its line where not.
-    pub(super) fn begin(&self, state: &mut State, ask: &Ask, tier: &mut usize) -> Begun {
-        match self.check(ask) {
-            Ok(checked) => *tier = checked,
-            Err(error) => return Begun::Refused(error),
+    /// Grants the common job on the spot: one of unit cost, on a store that answers in brief, with nothing amiss and nobody
+    /// ahead. None where it takes more than that.
+    /// Says under which key the permit is, and of which tier.
+    #[inline]
+    fn at_once(&self, state: &mut State, ask: &Ask) -> Option<(usize, usize)> {
+        let store = self.brief.as_deref().filter(|_| ask.job.is_none())?;
+        let tier = self.member.policy.tier(ask.class.as_ref())?;
+        let is_free = self.local_limit.is_none_or(|limit| state.permits() < limit);
+        if !is_free || !state.is_calm() || !state.is_nobody_ahead(tier) || self.member.policy.is_scoped() {
+            return None;
         }
+        // Taken apart where it is: moving it would take as long as the store did.
+        let mut brief = store.acquire_one(&self.member, tier, state.seen);
+        let brief = brief.as_mut()?;
+        self.take_brief(state, brief);
+        self.ensure_running(state);
+        let now = brief.now;
+        let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
+        let granted = self.taken(state, grounds, ask, tier, brief.grant.as_mut()?);
+        Some((state.issued.insert(granted), tier))
+    }
+
+    /// Decides a job on the spot where that can be, and puts it into its line where not: then under this key.
+    fn begin(
+        &self,
+        state: &mut State,
+        ask: &Ask,
+        tier: usize,
+    ) -> Result<Result<Granted, AcquireError>, usize> {
         let id = || self.member.id.clone();
         if state.closed {
-            return Begun::Ended(Err(AcquireError::Closed { id: id() }));
+            return Ok(Err(AcquireError::Closed { id: id() }));
         }
         if let Some(away) = state.away.as_ref().filter(|_| self.fallback.is_none()) {
             let source = away.error.clone();
             // The runtime that the task ran on may have ended, and someone has to probe.
             self.ensure_running(state);
-            return Begun::Ended(Err(AcquireError::Unavailable { id: id(), source }));
+            return Ok(Err(AcquireError::Unavailable { id: id(), source }));
         }
-        let nobody_waits = state.lines.get(*tier).is_some_and(super::queue::Line::is_empty);
-        let decided = if nobody_waits { self.decide(state, ask, *tier) } else { None };
+        let job = self.job_of(ask.job.as_ref());
+        let nobody_waits = state.is_nobody_ahead(tier);
+        let decided = if nobody_waits { self.decide(state, ask, tier) } else { None };
         let (mut first, mut answer) = (None, None);
         match decided {
-            Some(Decided::Granted(granted)) => return Begun::Ended(Ok(granted)),
-            Some(Decided::Refused(error)) => return Begun::Ended(Err(error)),
+            Some(Decided::Granted(granted)) => return Ok(Ok(granted)),
+            Some(Decided::Refused(error)) => return Ok(Err(error)),
             Some(Decided::Denied { denial, cause, hint_at, until }) => {
                 first = Some((cause, hint_at));
                 answer = Some((denial, cause, until));
@@ -188,8 +249,8 @@ impl Driver {
         let now = self.clock.now();
         let place = super::queue::next_place(ask.priority);
         let policy = self.deciding(state);
-        let line = state.lines.get(*tier).filter(|_| !nobody_waits);
-        let in_vain = line.and_then(|line| line.meets(place, &ask.job, policy, now));
+        let line = state.lines.get(tier).filter(|_| !nobody_waits);
+        let in_vain = line.and_then(|line| line.meets(place, job, policy, now));
         let held_back = state.unsent_pause.filter(|_| Self::holds_back(state, now));
         let in_vain = held_back.map(|until| (until, LastCause::Pause)).or(in_vain);
         if let Some((until, cause)) = in_vain {
@@ -197,7 +258,7 @@ impl Driver {
             let wait = until.since(now);
             if ask.timeout.is_zero() || self.is_hopeless(cause, wait, ask.timeout) {
                 self.note_denied(state, cause);
-                return Begun::Ended(Err(AcquireError::Timeout {
+                return Ok(Err(AcquireError::Timeout {
                     id: id(),
                     timeout: ask.timeout,
                     class: ask.class.clone(),
@@ -210,14 +271,14 @@ impl Driver {
         }
         let waiting: usize = state.lines.iter().map(super::queue::Line::len).sum();
         if waiting >= self.max_queue && !ask.timeout.is_zero() {
-            return Begun::Ended(Err(AcquireError::QueueFull { id: id(), max_queue: self.max_queue }));
+            return Ok(Err(AcquireError::QueueFull { id: id(), max_queue: self.max_queue }));
         }
         if let Some((until, cause)) = in_vain {
             // Whoever comes while something holds up those ahead is held up with them, and need not ask to know it.
             self.note_denied(state, cause);
             first = Some((cause, until));
         }
-        let key = state.enqueue(ask, *tier, self.op_timeout, now);
+        let key = state.enqueue(ask, job, tier, self.op_timeout, now);
         let alone = state.away.is_some();
         if let Some((cause, hint_at)) = first
             && let Some(waiter) = state.waiters.get_mut(key)
@@ -229,9 +290,9 @@ impl Driver {
         }
         if let Some((denial, cause, until)) = answer {
             let place = state.waiters.get(key).map_or(place, |waiter| waiter.place(key));
-            self.block(state, *tier, (place, &ask.job), &denial, cause, until, now);
+            self.block(state, tier, (place, job), &denial, cause, until, now);
         }
-        Begun::Waits(key)
+        Err(key)
     }
 
     /// Refuses what can never be, before anything is asked.
@@ -249,7 +310,7 @@ impl Driver {
             let source = Invalid::new("class", class, allowed).into();
             return Err(AcquireError::InvalidOptions { id: id(), source });
         };
-        let job = &ask.job;
+        let job = self.job_of(ask.job.as_ref());
         let checked = job.costs.check(policy, policy, 0).and_then(|()| job.check_scopes(policy, policy));
         checked.map_err(|error| AcquireError::from_store(&self.member.id, error)).map(|()| tier)
     }
@@ -262,23 +323,12 @@ impl Driver {
             return None;
         }
         let sent = if self.on_store_clock { None } else { Some(self.clock.now()) };
-        if self.on_store_clock
-            && Arc::ptr_eq(&ask.job, &self.unit)
-            && let Some(mut brief) = sync.acquire_one(&self.member, tier, state.seen)
-        {
-            self.take_brief(state, &brief);
-            self.ensure_running(state);
-            if let Some(grant) = brief.grant.take() {
-                let now = brief.now;
-                let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
-                return Some(Decided::Granted(self.taken(state, grounds, ask, tier, grant)));
-            }
-        }
+        let job = self.job_of(ask.job.as_ref());
         let scoped = self.member.policy.is_scoped();
         let waiting = u32::from(!ask.timeout.is_zero());
         let answer = if scoped {
             let line = LineState { waiting, waited_ms: 0 };
-            let request = ScopedRequest { class: ask.class.clone(), jobs: vec![(*ask.job).clone()], line };
+            let request = ScopedRequest { class: ask.class.clone(), jobs: vec![(**job).clone()], line };
             sync.acquire_scoped(&self.member, &request).map_err(Failed::from).and_then(|reply| {
                 check_one_scoped(&reply)?;
                 Ok(reply.map(|body| {
@@ -289,10 +339,10 @@ impl Driver {
         } else {
             let single = self.singles.get(tier)?.get(waiting as usize)?;
             let built;
-            let request = if Arc::ptr_eq(&ask.job, &self.unit) {
+            let request = if ask.job.is_none() {
                 single
             } else {
-                let jobs = vec![Job { costs: ask.job.costs.clone() }];
+                let jobs = vec![Job { costs: job.costs.clone() }];
                 built = AcquireRequest { class: single.class.clone(), jobs, line: single.line };
                 &built
             };
@@ -325,9 +375,9 @@ impl Driver {
         // From the first answer on, this process watches.
         self.ensure_running(state);
         let (grant, denial, others) = reply.body;
-        if let Some(grant) = grant {
+        if let Some(mut grant) = grant {
             let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
-            let granted = self.taken(state, grounds, ask, tier, grant);
+            let granted = self.taken(state, grounds, ask, tier, &mut grant);
             return Some(Decided::Granted(granted));
         }
         let denial = denial?;
@@ -349,23 +399,32 @@ impl Driver {
         Some(Decided::Denied { denial, cause, hint_at: now.plus(hint), until })
     }
 
-    fn note_load(&self, state: &mut State, tier: usize) {
+    pub(super) fn note_load(&self, state: &mut State, tier: usize) {
         if self.hooks.records() {
             state.note_load(tier);
         }
     }
 
     /// Counts a grant that its asker takes at once.
-    fn taken(&self, state: &mut State, grounds: Grounds, ask: &Ask, tier: usize, grant: Grant) -> Granted {
+    #[inline]
+    fn taken(
+        &self,
+        state: &mut State,
+        grounds: Grounds,
+        ask: &Ask,
+        tier: usize,
+        grant: &mut Grant,
+    ) -> Granted {
         state.in_flight[tier] += 1;
         state.granted += 1;
-        self.granted(state, grounds, tier, Arc::clone(&ask.job), grant)
+        self.granted(state, grounds, tier, ask.job.clone(), grant)
     }
 
     /// A grant whose waiter is gone goes to the next that waits for the same, or back.
     fn pass_on(&self, state: &mut State, granted: Granted, now: Moment) {
+        let job = self.job_of(granted.job.as_ref());
         let next = state.waiters.iter().filter(|(_, waiter)| {
-            waiter.ended.is_none() && waiter.tier == granted.tier && *waiter.job == *granted.job
+            waiter.ended.is_none() && waiter.tier == granted.tier && *waiter.job == **job
         });
         let next = next.min_by_key(|(key, waiter)| waiter.place(*key)).map(|(key, _)| key);
         match next {

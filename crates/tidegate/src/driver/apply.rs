@@ -461,24 +461,30 @@ impl Driver {
         }
     }
 
-    fn take_grant(&self, state: &mut State, seen: Seen<'_>, tier: usize, job: (usize, u64), grant: Grant) {
+    fn take_grant(
+        &self,
+        state: &mut State,
+        seen: Seen<'_>,
+        tier: usize,
+        job: (usize, u64),
+        mut grant: Grant,
+    ) {
         let Seen { flight, head, now } = seen;
         let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, local: flight.local };
         if self.is_in_vain(state, flight, &grant, now) {
-            let spec = flight.job(tier, job).unwrap_or_else(|| self.unit_job());
-            let granted = self.granted(state, grounds, tier, spec, grant);
+            let granted = self.granted(state, grounds, tier, flight.job(tier, job), &mut grant);
             return self.give_back(state, granted, now);
         }
         let asked = state.waiter(job).map(|waiter| Arc::clone(&waiter.job));
         // Whoever asked is gone: the next that asks for the same takes it.
         let (key, spec) = match asked {
-            Some(spec) => (Some(job.0), spec),
+            Some(spec) => (Some(job.0), Some(spec)),
             None => match state.heir(flight, tier, job) {
-                Some((key, spec)) => (Some(key), spec),
-                None => (None, flight.job(tier, job).unwrap_or_else(|| self.unit_job())),
+                Some((key, spec)) => (Some(key), Some(spec)),
+                None => (None, flight.job(tier, job)),
             },
         };
-        let granted = self.granted(state, grounds, tier, spec, grant);
+        let granted = self.granted(state, grounds, tier, spec, &mut grant);
         match key {
             Some(key) => {
                 state.in_flight[tier] += 1;
@@ -490,13 +496,14 @@ impl Driver {
     }
 
     /// Makes a grant into what a permit is made of, and begins to look after its lease.
+    #[inline]
     pub(super) fn granted(
         &self,
         state: &mut State,
         grounds: Grounds,
         tier: usize,
-        job: Arc<ScopedJob>,
-        grant: Grant,
+        job: Option<Arc<ScopedJob>>,
+        grant: &mut Grant,
     ) -> Granted {
         let Grounds { sent, now, granted_at, local } = grounds;
         // Alone, nobody counts leases; but a store that comes back will.
@@ -508,24 +515,26 @@ impl Driver {
             }
             let stamp = state.stamp();
             let deadline = sent.plus(state.lease_ttl);
-            state.held.insert(Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() })
+            let held = Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() };
+            state.held.insert(held)
         });
         Granted {
             tier,
             job,
             held,
-            token: grant.lease.filter(|_| !local),
             limit: state.limit.map_or(state.seeded_limit, |limit| limit.value),
             local,
             granted_at: granted_at.filter(|_| !local),
             since: now,
-            marks: grant.marks,
+            marks: std::mem::take(&mut grant.marks),
+            settled: 0,
         }
     }
 
     /// Takes in a brief answer.
+    #[inline]
     pub(super) fn take_brief(&self, state: &mut State, brief: &Brief) {
-        if let Some(head) = &brief.head {
+        if let Some(head) = brief.head.as_deref() {
             self.take_head(state, head, brief.now, brief.now);
         }
         state.seen = brief.seen;
@@ -534,16 +543,16 @@ impl Driver {
     /// Gives back a grant that no one took: its slot at once, and its cost.
     pub(super) fn give_back(&self, state: &mut State, granted: Granted, now: Moment) {
         self.settle_back(state, &granted);
-        if let Some(held) = granted.held.filter(|held| state.held.contains(*held)) {
-            let held = state.held.remove(held);
+        if let Some(held) = granted.held.and_then(|key| state.held.try_remove(key)) {
             self.release_held(state, &held, failure(held.token), now);
         }
     }
 
     fn settle_back(&self, state: &mut State, granted: &Granted) {
+        let job = self.job_of(granted.job.as_ref());
         if granted.local {
             if let Some(local) = &mut state.local {
-                local.settle_back(self.clock.now(), &granted.job, granted.since);
+                local.settle_back(self.clock.now(), job, granted.since);
             }
             return;
         }
@@ -552,11 +561,11 @@ impl Driver {
         }
         let Some(granted_at) = granted.granted_at else { return };
         for rule in self.member.policy.rules() {
-            let cost = granted.job.costs.of(rule.name());
+            let cost = job.costs.of(rule.name());
             if cost > 0 {
                 state.outbox.settle(Settlement {
                     rule: rule.key().clone(),
-                    identity: granted.job.identity(rule).cloned(),
+                    identity: job.identity(rule).cloned(),
                     granted_at,
                     cost,
                     actual: 0,

@@ -20,17 +20,18 @@ use super::{
 };
 use crate::{LeaseLost, Trouble};
 
+/// No more than where to look, so that moving it costs nothing.
 pub(crate) struct Permit {
     driver: Arc<Driver>,
-    granted: Granted,
-    /// Rules that were settled, a bit each.
-    settled: u32,
-    released: bool,
+    /// Where it is among those that were issued; [`RELEASED`] when it is not any more.
+    key: usize,
 }
 
+const RELEASED: usize = usize::MAX;
+
 impl Permit {
-    pub(super) fn new(driver: Arc<Driver>, granted: Granted) -> Self {
-        Self { driver, granted, settled: 0, released: false }
+    pub(super) fn new(driver: Arc<Driver>, key: usize) -> Self {
+        Self { driver, key }
     }
 
     pub(crate) fn id(&self) -> &tidegate_core::Id {
@@ -38,26 +39,34 @@ impl Permit {
     }
 
     pub(crate) fn class(&self) -> Option<&tidegate_core::Name> {
-        self.driver.member.policy.class(self.granted.tier)
+        let tier = self.known(|granted| granted.tier)?;
+        self.driver.member.policy.class(tier)
     }
 
-    pub(crate) const fn token(&self) -> Option<Token> {
-        self.granted.token
+    pub(crate) fn token(&self) -> Option<Token> {
+        let state = self.driver.lock();
+        let granted = state.issued.get(self.key).filter(|granted| !granted.local)?;
+        state.held.get(granted.held?).map(|held| held.token)
     }
 
-    pub(crate) const fn limit(&self) -> u32 {
-        self.granted.limit
+    pub(crate) fn limit(&self) -> u32 {
+        self.known(|granted| granted.limit).unwrap_or(0)
     }
 
-    pub(crate) const fn is_local(&self) -> bool {
-        self.granted.local
+    pub(crate) fn is_local(&self) -> bool {
+        self.known(|granted| granted.local).unwrap_or(false)
+    }
+
+    /// Looks at what is known of it: something, as long as it is not released.
+    fn known<T>(&self, look: impl FnOnce(&Granted) -> T) -> Option<T> {
+        self.driver.lock().issued.get(self.key).map(look)
     }
 
     /// Whether the lease is certainly this process's own now; a permit without one always is.
     pub(crate) fn is_live(&self) -> bool {
-        let Some(key) = self.granted.held else { return true };
-        let now = self.driver.clock.now();
         let state = self.driver.lock();
+        let Some(key) = state.lease_of(self.key) else { return true };
+        let now = self.driver.clock.now();
         state.held.get(key).is_some_and(|held| held.is_live(now))
     }
 
@@ -65,24 +74,23 @@ impl Permit {
         Lost { permit: self }
     }
 
+    #[inline]
     pub(crate) fn release(mut self, outcome: Outcome, retry_after: Option<Duration>) {
         self.end(outcome, retry_after);
     }
 
     fn end(&mut self, outcome: Outcome, retry_after: Option<Duration>) {
-        if std::mem::replace(&mut self.released, true) {
+        let key = std::mem::replace(&mut self.key, RELEASED);
+        if key == RELEASED {
             return;
         }
-        let driver = &self.driver;
-        let tier = self.granted.tier;
-        let records = driver.hooks.records();
+        let driver = &*self.driver;
         let mut state = driver.lock();
+        let Some(granted) = state.issued.try_remove(key) else { return };
+        let tier = granted.tier;
         state.in_flight[tier] -= 1;
-        if records {
-            state.note_load(tier);
-        }
-        let held =
-            self.granted.held.filter(|key| state.held.contains(*key)).map(|key| state.held.remove(key));
+        driver.note_load(&mut state, tier);
+        let held = granted.held.and_then(|key| state.held.try_remove(key));
         if let Some(held) = held {
             let retry_after_ms = retry_after.map(time::ceil_millis);
             let release = Release { token: held.token, outcome, retry_after_ms };
@@ -99,9 +107,9 @@ impl Permit {
             // No one else will: the task ends with the last permit.
             driver.bell.notify_one();
         }
-        if records {
+        if driver.hooks.records() {
             let class = driver.member.policy.class(tier).map(tidegate_core::Name::as_str);
-            let hold = driver.clock.now().since(self.granted.since);
+            let hold = driver.clock.now().since(granted.since);
             driver.hooks.record(&driver.member.id, |recorder| recorder.released(class, outcome, hold));
         }
     }
@@ -115,24 +123,28 @@ impl Permit {
         if actual > MOST_UNITS {
             return self.refuse(Invalid::new(format!("settle {rule}"), actual, "0 to 10^12"));
         }
-        let before = self.settled;
-        self.settled |= 1 << index;
-        if before == self.settled {
+        let driver = &*self.driver;
+        let mut state = driver.lock();
+        let Some(granted) = state.issued.get_mut(self.key) else { return };
+        let before = granted.settled;
+        granted.settled |= 1 << index;
+        if before == granted.settled {
+            drop(state);
             return self.refuse(Invalid::new(format!("settle {rule}"), actual, "once per permit and rule"));
         }
-        let Some(granted_at) = self.granted.granted_at else { return };
+        let Some(granted_at) = granted.granted_at else { return };
+        let job = driver.job_of(granted.job.as_ref());
         let settlement = Settlement {
             rule: checked.key().clone(),
-            identity: self.granted.job.identity(checked).cloned(),
+            identity: job.identity(checked).cloned(),
             granted_at,
-            cost: self.granted.job.costs.of(checked.name()),
+            cost: job.costs.of(checked.name()),
             actual,
         };
         if settlement.cost != actual && self.corrects() {
-            let mut state = self.driver.lock();
             state.outbox.settle(settlement);
-            self.driver.stir(&mut state);
-            self.driver.unlock(state);
+            driver.stir(&mut state);
+            driver.unlock(state);
         }
     }
 
@@ -142,22 +154,22 @@ impl Permit {
         let Some((index, checked)) = find_rule(&policy, rule) else {
             return self.refuse(Invalid::new("observe: rule", rule, rules_of(&policy)));
         };
-        let Some(granted_at) = self.granted.granted_at else { return };
-        let since = self.driver.clock.now().since(self.granted.since);
+        let driver = &*self.driver;
+        let mut state = driver.lock();
+        let Some(granted) = state.issued.get(self.key).filter(|_| self.corrects()) else { return };
+        let Some(granted_at) = granted.granted_at else { return };
+        let since = driver.clock.now().since(granted.since);
         let observation = Observation {
             rule: checked.key().clone(),
-            identity: self.granted.job.identity(checked).cloned(),
+            identity: driver.job_of(granted.job.as_ref()).identity(checked).cloned(),
             remaining: remaining.min(MOST_UNITS),
             reset_at: granted_at.plus(since).plus(reset.min(time::LONGEST)),
             granted_at,
-            mark: self.granted.marks.get(index).unwrap_or(0),
+            mark: granted.marks.get(index).unwrap_or(0),
         };
-        if self.corrects() {
-            let mut state = self.driver.lock();
-            state.outbox.observe(observation);
-            self.driver.stir(&mut state);
-            self.driver.unlock(state);
-        }
+        state.outbox.observe(observation);
+        driver.stir(&mut state);
+        driver.unlock(state);
     }
 
     fn corrects(&self) -> bool {
@@ -174,11 +186,11 @@ impl Driver {
     fn let_go(&self, state: &mut State, held: &Held, release: Release) {
         let alone =
             state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
-        let sync = self.link.sync().filter(|_| alone);
-        let in_brief = sync.filter(|_| self.on_store_clock);
-        if let Some(brief) = in_brief.and_then(|sync| sync.release_one(&release, state.seen)) {
+        let in_brief = self.brief.as_deref().filter(|_| alone);
+        if let Some(brief) = in_brief.and_then(|store| store.release_one(&release, state.seen)) {
             return self.take_brief(state, &brief);
         }
+        let sync = self.link.sync().filter(|_| alone);
         let given_back = sync.map(|sync| sync.release(&self.member, &[release]));
         if let Some(Ok(reply)) = given_back {
             let now = self.now_of(&reply.head);
@@ -224,10 +236,10 @@ impl Future for Lost<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseLost> {
         let permit = self.permit;
-        let Some(key) = permit.granted.held else { return Poll::Pending };
         let driver = &permit.driver;
-        let now = driver.clock.now();
         let mut state = driver.lock();
+        let Some(key) = state.lease_of(permit.key) else { return Poll::Pending };
+        let now = driver.clock.now();
         let Some(held) = state.held.get_mut(key) else { return Poll::Pending };
         let token = held.token;
         if held.is_live(now) {

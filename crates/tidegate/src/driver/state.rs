@@ -34,6 +34,8 @@ pub(super) struct State {
     owed: BTreeSet<(Moment, usize)>,
     arrivals: u64,
     pub(super) held: Slab<Held>,
+    /// What is known of the permits that were handed out.
+    pub(super) issued: Slab<Granted>,
     pub(super) in_flight: Vec<u32>,
     pub(super) outbox: Outbox,
     /// The exchange under way, or the one whose answer was lost.
@@ -122,12 +124,13 @@ impl Waiter {
     }
 }
 
-/// What a permit is made of.
-pub(crate) struct Granted {
+/// What is known of a permit while it lasts. It is kept here and not in the permit, which is moved about.
+pub(super) struct Granted {
     pub(super) tier: usize,
-    pub(super) job: Arc<ScopedJob>,
+    /// None for the job of unit cost.
+    pub(super) job: Option<Arc<ScopedJob>>,
+    /// Where its lease is among those that this process holds.
     pub(super) held: Option<usize>,
-    pub(super) token: Option<Token>,
     pub(super) limit: u32,
     pub(super) local: bool,
     /// On the store's clock.
@@ -135,6 +138,8 @@ pub(crate) struct Granted {
     /// On ours.
     pub(super) since: Moment,
     pub(super) marks: Marks,
+    /// Rules that were settled, a bit each: there are at most 16.
+    pub(super) settled: u16,
 }
 
 /// A lease that this process holds.
@@ -188,6 +193,7 @@ impl State {
             owed: BTreeSet::new(),
             arrivals: 0,
             held: Slab::new(),
+            issued: Slab::new(),
             in_flight: vec![0; tiers],
             outbox: Outbox::default(),
             flying: None,
@@ -226,20 +232,32 @@ impl State {
         }
     }
 
+    /// Where the lease of a permit is, where it has one.
+    pub(super) fn lease_of(&self, permit: usize) -> Option<usize> {
+        self.issued.get(permit).and_then(|granted| granted.held)
+    }
+
     pub(super) fn stamp(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
     }
 
     /// Puts a job into its line. Its first answer may take as long as `op_timeout`.
-    pub(super) fn enqueue(&mut self, ask: &Ask, tier: usize, op_timeout: Duration, now: Moment) -> usize {
+    pub(super) fn enqueue(
+        &mut self,
+        ask: &Ask,
+        job: &Arc<ScopedJob>,
+        tier: usize,
+        op_timeout: Duration,
+        now: Moment,
+    ) -> usize {
         let stamp = self.stamp();
         let deadline = (ask.timeout <= LONGEST).then(|| now.plus(ask.timeout));
         let key = self.waiters.insert(Waiter {
             stamp,
             tier,
             priority: ask.priority,
-            job: Arc::clone(&ask.job),
+            job: Arc::clone(job),
             timeout: ask.timeout,
             since: now,
             deadline,
@@ -260,7 +278,7 @@ impl State {
         }
         let place = (Reverse(ask.priority), stamp, key);
         if let Some(line) = self.lines.get_mut(tier) {
-            line.push(place, &ask.job);
+            line.push(place, job);
         }
         key
     }
@@ -343,6 +361,16 @@ impl State {
 
     pub(super) fn permits(&self) -> u32 {
         self.in_flight.iter().sum()
+    }
+
+    /// Whether nothing is amiss that would keep a job from being asked for on the spot.
+    pub(super) const fn is_calm(&self) -> bool {
+        !self.closed && self.away.is_none() && self.unsent_pause.is_none()
+    }
+
+    /// Whether no one waits in a tier.
+    pub(super) fn is_nobody_ahead(&self, tier: usize) -> bool {
+        self.waiters.is_empty() || self.lines.get(tier).is_some_and(Line::is_empty)
     }
 
     pub(super) fn view(&self, policy: &Policy, now: Moment) -> View {
