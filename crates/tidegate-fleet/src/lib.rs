@@ -49,7 +49,7 @@
 pub mod clock;
 //pub mod fleet;
 //pub mod history;
-//pub mod proxy;
+pub mod proxy;
 pub mod servers;
 //pub mod store;
 //pub mod worker;
