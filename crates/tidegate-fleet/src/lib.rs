@@ -47,9 +47,10 @@
 //! the test's own, once it was built (`cargo build -p tidegate-fleet`, which `cargo test --workspace` does).
 
 pub mod clock;
-//pub mod fleet;
-//pub mod history;
+pub mod fleet;
+pub mod history;
 pub mod proxy;
+pub mod record;
 pub mod servers;
-//pub mod store;
-//pub mod worker;
+pub mod store;
+pub mod worker;

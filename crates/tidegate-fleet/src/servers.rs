@@ -14,14 +14,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) use process::{Process, signal};
+pub(crate) use process::Process;
 
 /// Why a server is not as it should be.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// The program is not installed.
-    #[error("{program} is missing: install the package {package} (on Debian and Ubuntu: apt-get install {package})")]
+    #[error(
+        "{program} is missing: install the package {package} (on Debian and Ubuntu: apt-get install {package})"
+    )]
     Missing {
         /// The program.
         program: &'static str,
@@ -81,7 +83,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// A port of loopback that nobody listens on. Another may take it first, so whoever asks must be ready to ask again.
 fn free_port() -> Result<u16, ServerError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ServerError::io("find a free port"))?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ServerError::io("find a free port"))?;
     let addr = listener.local_addr().map_err(ServerError::io("find a free port"))?;
     Ok(addr.port())
 }
@@ -91,7 +94,10 @@ fn local(port: u16) -> SocketAddr {
 }
 
 /// Looks until `look` finds it, and says what it saw last where it never does.
-fn until<T>(what: &str, mut look: impl FnMut() -> Result<Result<T, String>, ServerError>) -> Result<T, ServerError> {
+fn until<T>(
+    what: &str,
+    mut look: impl FnMut() -> Result<Result<T, String>, ServerError>,
+) -> Result<T, ServerError> {
     let start = Instant::now();
     loop {
         match look()? {

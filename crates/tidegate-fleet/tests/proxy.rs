@@ -1,5 +1,7 @@
 //! The faulty line: what each fault does to connections, and what it leaves alone.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may say what they expect, too
+
 use std::{
     io::{self, Read, Write},
     net::{TcpListener, TcpStream},
@@ -49,13 +51,14 @@ fn is_silent(client: &mut TcpStream) -> io::Result<bool> {
     client.set_read_timeout(Some(Duration::from_millis(100)))?;
     let heard = client.read(&mut [0]);
     client.set_read_timeout(Some(Duration::from_secs(5)))?;
-    Ok(matches!(heard, Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)))
+    Ok(
+        matches!(heard, Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)),
+    )
 }
 
 fn is_broken(client: &mut TcpStream) -> bool {
-    let broken = |error: &io::Error| {
-        !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-    };
+    let broken =
+        |error: &io::Error| !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
     client.read(&mut [0]).map_or_else(|error| broken(&error), |length| length == 0)
 }
 

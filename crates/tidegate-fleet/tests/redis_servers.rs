@@ -97,7 +97,10 @@ fn an_option_that_is_not_taken_is_shown_with_the_servers_own_words() {
 #[test]
 fn a_missing_program_is_named_with_its_package() {
     let error = ServerError::Missing { program: "redis-server", package: "redis-server" }.to_string();
-    assert!(error.contains("redis-server is missing") && error.contains("apt-get install redis-server"), "{error}");
+    assert!(
+        error.contains("redis-server is missing") && error.contains("apt-get install redis-server"),
+        "{error}"
+    );
 }
 
 /// Not a test by itself: the part of `a_server_ends_with_a_test_that_is_killed` that is killed.

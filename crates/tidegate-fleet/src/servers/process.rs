@@ -112,7 +112,7 @@ impl Drop for Process {
 }
 
 /// Sends a signal to a process that this one has started and not waited for, so that the number is still its own.
-pub(crate) fn signal(pid: u32, signal: Signal) -> io::Result<()> {
+fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     Ok(kill_process(pid, signal)?)

@@ -105,7 +105,8 @@ impl Redis {
             tries -= 1;
             let mut server = Self::set_up(options, role)?;
             match server.resume() {
-                Err(ServerError::Ended { log, .. }) if tries > 0 && log.contains("Address already in use") => {}
+                Err(ServerError::Ended { log, .. })
+                    if tries > 0 && log.contains("Address already in use") => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(server),
             }
@@ -128,7 +129,8 @@ impl Redis {
         if let Some(password) = &options.password {
             let _ = writeln!(config, "requirepass \"{password}\"\nmasterauth \"{password}\"");
         }
-        std::fs::write(dir.path().join("server.conf"), config).map_err(ServerError::io("write server.conf"))?;
+        std::fs::write(dir.path().join("server.conf"), config)
+            .map_err(ServerError::io("write server.conf"))?;
         Ok(Self { process: None, port, password: options.password.clone(), role, dir })
     }
 
@@ -150,10 +152,11 @@ impl Redis {
             command.arg("--sentinel");
         }
         command.stdin(Stdio::null()).stdout(log).stderr(also);
-        let process = Process::start(&mut command, Some(self.dir.path())).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => ServerError::Missing { program: PROGRAM, package: PACKAGE },
-            _ => ServerError::Io { what: format!("start {PROGRAM}"), source },
-        })?;
+        let process =
+            Process::start(&mut command, Some(self.dir.path())).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => ServerError::Missing { program: PROGRAM, package: PACKAGE },
+                _ => ServerError::Io { what: format!("start {PROGRAM}"), source },
+            })?;
         self.process = Some(process);
         until("a server that answers", || {
             if self.process.as_mut().is_none_or(Process::has_ended) {
@@ -237,8 +240,10 @@ impl Redis {
     /// # Errors
     /// [`ServerError::Command`] for what it refuses, and where it gives no answer within some seconds.
     pub fn command(&self, words: &[&str]) -> Result<Value, ServerError> {
-        self.try_command(words)
-            .map_err(|source| ServerError::Command { command: format!("{}: {}", self.addr(), words.join(" ")), source })
+        self.try_command(words).map_err(|source| ServerError::Command {
+            command: format!("{}: {}", self.addr(), words.join(" ")),
+            source,
+        })
     }
 
     /// As [`command`](Self::command), for an answer that is text or a list of texts: one text a line.
@@ -330,9 +335,11 @@ fn text_of(value: &Value) -> String {
         Value::Okay => "OK".to_owned(),
         Value::Int(number) => number.to_string(),
         Value::Array(values) => values.iter().map(text_of).collect::<Vec<_>>().join("\n"),
-        Value::Map(pairs) => {
-            pairs.iter().map(|(k, v)| format!("{}\n{}", text_of(k), text_of(v))).collect::<Vec<_>>().join("\n")
-        }
+        Value::Map(pairs) => pairs
+            .iter()
+            .map(|(k, v)| format!("{}\n{}", text_of(k), text_of(v)))
+            .collect::<Vec<_>>()
+            .join("\n"),
         other => format!("{other:?}"),
     }
 }

@@ -69,14 +69,21 @@ impl Cluster {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
             let (from, to) = (first(at).to_string(), (first(at + 1) - 1).to_string());
             node.command(&["CLUSTER", "ADDSLOTSRANGE", &from, &to])?;
-            self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &node.port.to_string(), &bus.to_string()])?;
+            self.nodes[0].command(&[
+                "CLUSTER",
+                "MEET",
+                "127.0.0.1",
+                &node.port.to_string(),
+                &bus.to_string(),
+            ])?;
         }
         let known = format!("cluster_known_nodes:{count}");
         let size = format!("cluster_size:{count}");
         for node in &self.nodes {
             until("a cluster that is whole", || {
                 let info = node.text(&["CLUSTER", "INFO"])?;
-                let whole = info.contains("cluster_state:ok") && info.contains(&known) && info.contains(&size);
+                let whole =
+                    info.contains("cluster_state:ok") && info.contains(&known) && info.contains(&size);
                 Ok(if whole { Ok(()) } else { Err(info) })
             })?;
         }

@@ -34,7 +34,8 @@ impl Sentinel {
     /// As [`Redis::standalone`].
     pub fn with(options: &Options) -> Result<Self, ServerError> {
         // The replica is to follow at once, not after the moments in which more replicas might come.
-        let options = options.clone().set("repl-diskless-sync-delay", "0").set("repl-ping-replica-period", "1");
+        let options =
+            options.clone().set("repl-diskless-sync-delay", "0").set("repl-ping-replica-period", "1");
         let primary = Redis::standalone(&options)?;
         let following = options.set("replicaof", format!("127.0.0.1 {}", primary.port));
         let replica = Redis::standalone(&following)?;
@@ -44,7 +45,8 @@ impl Sentinel {
         })?;
 
         let watch = watching(&primary);
-        let sentinels: Vec<_> = (0..3).map(|_| Redis::start(&watch, Role::Sentinel)).collect::<Result<_, _>>()?;
+        let sentinels: Vec<_> =
+            (0..3).map(|_| Redis::start(&watch, Role::Sentinel)).collect::<Result<_, _>>()?;
         let group = Self { data: [primary, replica], sentinels };
         for sentinel in &group.sentinels {
             until("sentinels that know each other", || {
