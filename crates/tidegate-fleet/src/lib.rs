@@ -18,7 +18,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //! use tidegate_fleet::{
-//!     fleet::Fleet,
+//!     fleet::{Fleet, worker_program},
 //!     history::{Bound, Check, History},
 //!     proxy::Proxy,
 //!     servers::redis::{Options, Redis},
@@ -30,7 +30,7 @@
 //! let proxy = Proxy::to(server.addr())?;
 //! let plan = Plan::new(format!("redis://{}", proxy.addr()), "my-provider-api", Gate::Global { limit: 4 });
 //!
-//! let mut fleet = Fleet::start(env!("CARGO_BIN_EXE_tidegate-worker"), &plan, 3)?;
+//! let mut fleet = Fleet::start(worker_program()?, &plan, 3)?;
 //! fleet.wait_for_grants(100, Duration::from_secs(10))?;
 //! fleet.kill(0)?;
 //! proxy.cut();
@@ -43,8 +43,9 @@
 //! # }
 //! ```
 //!
-//! Tests of another crate have no `CARGO_BIN_EXE_tidegate-worker`; [`fleet::worker_program`] finds the program next to
-//! the test's own, once it was built (`cargo build -p tidegate-fleet`, which `cargo test --workspace` does).
+//! [`fleet::worker_program`] finds the worker's program next to the test's own, once it was built: by
+//! `cargo build -p tidegate-fleet`, or with the rest by `cargo test --workspace`. Tests of this crate name it as
+//! `env!("CARGO_BIN_EXE_tidegate-worker")`, and then cargo has built it.
 
 pub mod clock;
 pub mod fleet;

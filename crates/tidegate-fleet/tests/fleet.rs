@@ -4,7 +4,7 @@
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use tidegate::{MemoryStore, Store};
+use tidegate::{Id, MemoryStore, Store};
 use tidegate_fleet::{
     clock,
     fleet::{Fleet, FleetError, worker_program},
@@ -153,6 +153,49 @@ async fn st_18_a_wiped_store_exceeds_the_bound_as_far_as_is_allowed() {
     let history = History::of(&records);
     let check = || Check::new(Bound::Fixed(6), plan.lease_ttl());
     check().lost_state(&history, wiped.0, wiped.1).run(&history).expect_none();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn st_9_a_slot_that_was_taken_from_its_holder_is_found() -> Outcome {
+    let store = MemoryStore::new();
+    let plan = Plan { hold_ms: Span(300, 400), ..plan(Gate::Global { limit: 2 }) };
+    let id = Id::new(&plan.id)?;
+    // An operator who evicts a live lease is as good as a store that ends it too early.
+    let records = work_together(&plan, 2, &store, async {
+        loop {
+            let first = store.operators().unwrap().leases(&id, None, 1).await.unwrap().body;
+            if let Some(lease) = first.items.first().filter(|lease| lease.age_ms > 50 && lease.age_ms < 100) {
+                assert!(store.operators().unwrap().evict(&id, lease.token).await.unwrap().body);
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    })
+    .await;
+    let findings = Check::new(Bound::Fixed(2), plan.lease_ttl()).run(&History::of(&records));
+    let is = |of: fn(&Violation) -> bool| findings.0.iter().any(of);
+    assert!(is(|violation| matches!(violation, Violation::Overfull { held: 3, .. })), "{findings}");
+    assert!(is(|violation| matches!(violation, Violation::SlotTwice { .. })), "{findings}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_12_who_is_refused_was_refused_rightly() {
+    let plan = Plan {
+        tasks: 6,
+        jobs: Some(60),
+        hold_ms: Span(10, 30),
+        timeout_ms: 40,
+        ..plan(Gate::Global { limit: 2 })
+    };
+    let records = work_together(&plan, 2, &MemoryStore::new(), async {}).await;
+    let history = History::of(&records);
+    assert!(history.refusals.len() > 10, "only {} waited in vain", history.refusals.len());
+    Check::new(Bound::Fixed(2), plan.lease_ttl()).run(&history).expect_none();
+    // Had there been more room, they would all have waited in vain while there was some.
+    let findings = Check::new(Bound::Fixed(30), plan.lease_ttl()).run(&history);
+    assert_eq!(findings.0.len(), history.refusals.len(), "{findings}");
 }
 
 #[test]
