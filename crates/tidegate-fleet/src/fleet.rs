@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader, Write},
     path::PathBuf,
     process::{ChildStdin, Command, Stdio},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -53,28 +53,24 @@ pub enum FleetError {
 
 /// What all workers have written so far.
 #[derive(Debug, Default)]
-struct Written {
-    records: Mutex<Vec<Record>>,
-    more: Condvar,
-}
+struct Written(Mutex<Vec<Record>>);
+
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(2);
 
 impl Written {
     fn lock(&self) -> MutexGuard<'_, Vec<Record>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, record: Record) {
-        self.lock().push(record);
-        self.more.notify_all();
-    }
-
-    /// Waits until `enough` says so of all records.
+    /// Waits until `enough` says so of all records. It is not asked at each of them, which would hold up those that write.
     fn until(&self, within: Duration, mut enough: impl FnMut(&[Record]) -> bool) -> bool {
         let start = Instant::now();
-        let mut records = self.lock();
-        while !enough(&records) {
-            let Some(left) = within.checked_sub(start.elapsed()) else { return false };
-            records = self.more.wait_timeout(records, left).map_or_else(|e| e.into_inner().0, |(r, _)| r);
+        while !enough(&self.lock()) {
+            if start.elapsed() > within {
+                return false;
+            }
+            std::thread::sleep(LOOK);
         }
         true
     }
@@ -142,7 +138,7 @@ impl Fleet {
                 let lines = BufReader::new(out).lines().map_while(Result::ok);
                 lines
                     .filter_map(|line| Record::from_line(&line).ok())
-                    .for_each(|record| written.push(record));
+                    .for_each(|record| written.lock().push(record));
             })
         });
         self.workers.push(Some(One { process, orders, reader }));
@@ -163,7 +159,7 @@ impl Fleet {
         // Dropping it kills it.
         drop(at.and_then(Option::take).ok_or(FleetError::NotRunning(worker))?);
         // It has lived until now at most: what it asked for may have been carried out until then.
-        self.written.push(Record { at: clock::now(), worker, event: Event::Killed });
+        self.written.lock().push(Record { at: clock::now(), worker, event: Event::Killed });
         Ok(())
     }
 
@@ -213,11 +209,13 @@ impl Fleet {
     /// # Errors
     /// [`FleetError::NotInTime`].
     pub fn wait_for_grants(&self, grants: usize, within: Duration) -> Result<(), FleetError> {
-        let before = self.written.lock().len();
+        let (mut looked_at, mut seen) = (self.written.lock().len(), 0);
         let is_grant = |record: &Record| matches!(record.event, Event::Granted { .. });
         let what = format!("{grants} grants");
         self.wait_until(&what, within, |records| {
-            records[before.min(records.len())..].iter().filter(|record| is_grant(record)).count() >= grants
+            seen += records[looked_at..].iter().filter(|record| is_grant(record)).count();
+            looked_at = records.len();
+            seen >= grants
         })
     }
 
@@ -253,7 +251,7 @@ impl Fleet {
         }
         for one in self.workers.iter_mut().flatten() {
             while !one.process.has_ended() && start.elapsed() < patience {
-                std::thread::sleep(Duration::from_millis(2));
+                std::thread::sleep(LOOK);
             }
         }
         let late: Vec<u32> = (0..)

@@ -1,4 +1,7 @@
 //! Redis: one server, one watched by sentinels, one split into shards.
+//!
+//! What is started is `redis-server`, or what the variable `TIDEGATE_REDIS_SERVER` names: another version (6.2 or later), or
+//! Valkey.
 
 mod cluster;
 mod sentinel;
@@ -23,6 +26,10 @@ pub use self::{
 use super::{Process, ServerError, free_port, local, tail, until};
 
 const PROGRAM: &str = "redis-server";
+
+/// Names another program to start, so that the same tests run on another version, or on Valkey.
+const PROGRAM_VARIABLE: &str = "TIDEGATE_REDIS_SERVER";
+
 const PACKAGE: &str = "redis-server";
 
 /// How long the control of a server waits for an answer. Commands that freeze it are not sent through it.
@@ -95,15 +102,19 @@ impl Redis {
     /// # Errors
     /// [`ServerError::Missing`] where it is not installed, [`ServerError::Ended`] where it does not take the options.
     pub fn standalone(options: &Options) -> Result<Self, ServerError> {
-        Self::start(options, Role::Data)
+        Self::start(options, Role::Data, free_port)
     }
 
-    fn start(options: &Options, role: Role) -> Result<Self, ServerError> {
+    fn start(
+        options: &Options,
+        role: Role,
+        port: impl Fn() -> Result<u16, ServerError>,
+    ) -> Result<Self, ServerError> {
         // Between finding a free port and taking it another may take it.
         let mut tries = 5;
         loop {
             tries -= 1;
-            let mut server = Self::set_up(options, role)?;
+            let mut server = Self::set_up(options, role, port()?)?;
             match server.resume() {
                 Err(ServerError::Ended { log, .. })
                     if tries > 0 && log.contains("Address already in use") => {}
@@ -113,14 +124,13 @@ impl Redis {
         }
     }
 
-    fn set_up(options: &Options, role: Role) -> Result<Self, ServerError> {
+    fn set_up(options: &Options, role: Role, port: u16) -> Result<Self, ServerError> {
         let dir = tempfile::Builder::new().prefix("tidegate-redis-").tempdir();
         let dir = dir.map_err(ServerError::io("make a folder for a server"))?;
-        let port = free_port()?;
         let mut config = format!("bind 127.0.0.1\nport {port}\ndaemonize no\nsupervised no\n");
         if role == Role::Data {
             // Nothing is saved unless told; a later line of the same name goes before this one.
-            config.push_str("save \"\"\nappendonly no\nenable-debug-command yes\n");
+            config.push_str("save \"\"\nappendonly no\n");
         }
         for (name, value) in &options.lines {
             // Writing to a string cannot fail.
@@ -146,7 +156,7 @@ impl Redis {
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.map_err(ServerError::io("open a server's log"))?;
         let also = log.try_clone().map_err(ServerError::io("open a server's log"))?;
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(std::env::var_os(PROGRAM_VARIABLE).unwrap_or(PROGRAM.into()));
         command.arg("server.conf").current_dir(self.dir.path());
         if self.role == Role::Sentinel {
             command.arg("--sentinel");

@@ -1,9 +1,9 @@
 //! Shards without replicas, and slots that move between them, by halves where a test wants to look at the middle.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
-use super::{Options, Redis, ServerError};
-use crate::servers::{free_port, until};
+use super::{Options, Redis, Role, ServerError};
+use crate::servers::{free_port, local, until};
 
 /// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
@@ -43,39 +43,27 @@ impl Cluster {
     /// As [`Redis::standalone`].
     pub fn with(primaries: usize, options: &Options) -> Result<Self, ServerError> {
         let mut nodes = Vec::new();
-        let mut buses = Vec::new();
+        let options = options.clone().set("cluster-enabled", "yes").set("cluster-node-timeout", "1000");
         for _ in 0..primaries.max(1) {
-            // The usual bus port lies 10,000 above the port, where there may be none.
-            let bus = free_port()?;
-            let options = options
-                .clone()
-                .set("cluster-enabled", "yes")
-                .set("cluster-port", bus.to_string())
-                .set("cluster-node-timeout", "1000");
-            nodes.push(Redis::standalone(&options)?);
-            buses.push(bus);
+            nodes.push(Redis::start(&options, Role::Data, port_with_bus)?);
         }
         let names = nodes.iter().map(|node| node.text(&["CLUSTER", "MYID"])).collect::<Result<_, _>>()?;
         let cluster = Self { nodes, names };
-        cluster.share_slots(&buses)?;
+        cluster.share_slots()?;
         Ok(cluster)
     }
 
-    fn share_slots(&self, buses: &[u16]) -> Result<(), ServerError> {
+    fn share_slots(&self) -> Result<(), ServerError> {
         let count = self.nodes.len();
         let first = |node: usize| usize::from(SLOTS) * node / count;
-        for (at, (node, bus)) in self.nodes.iter().zip(buses).enumerate() {
+        for (at, node) in self.nodes.iter().enumerate() {
             // Each has an epoch of its own before they meet, so that no two begin by settling who is first.
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
-            let (from, to) = (first(at).to_string(), (first(at + 1) - 1).to_string());
-            node.command(&["CLUSTER", "ADDSLOTSRANGE", &from, &to])?;
-            self.nodes[0].command(&[
-                "CLUSTER",
-                "MEET",
-                "127.0.0.1",
-                &node.port.to_string(),
-                &bus.to_string(),
-            ])?;
+            let slots: Vec<String> = (first(at)..first(at + 1)).map(|slot| slot.to_string()).collect();
+            let words: Vec<&str> =
+                ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+            node.command(&words)?;
+            self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &node.port.to_string()])?;
         }
         let known = format!("cluster_known_nodes:{count}");
         let size = format!("cluster_size:{count}");
@@ -203,6 +191,18 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// How far above its port a node talks to the others.
+const BUS: u16 = 10_000;
+
+/// A free port whose bus port is free too.
+fn port_with_bus() -> Result<u16, ServerError> {
+    until("two free ports", || {
+        let port = free_port()?;
+        let bus = port.checked_add(BUS).filter(|bus| TcpListener::bind(local(*bus)).is_ok());
+        Ok(bus.map(|_| port).ok_or_else(|| format!("{port} is no such port")))
+    })
 }
 
 /// The slots of a node's line: single ones and spans. One on its way is in brackets, and is not among them.

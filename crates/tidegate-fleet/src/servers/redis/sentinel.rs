@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Options, Redis, Role};
-use crate::servers::{ServerError, until};
+use crate::servers::{ServerError, free_port, until};
 
 /// What the sentinels call the group.
 const NAME: &str = "tidegate";
@@ -46,7 +46,7 @@ impl Sentinel {
 
         let watch = watching(&primary);
         let sentinels: Vec<_> =
-            (0..3).map(|_| Redis::start(&watch, Role::Sentinel)).collect::<Result<_, _>>()?;
+            (0..3).map(|_| Redis::start(&watch, Role::Sentinel, free_port)).collect::<Result<_, _>>()?;
         let group = Self { data: [primary, replica], sentinels };
         for sentinel in &group.sentinels {
             until("sentinels that know each other", || {
