@@ -42,12 +42,14 @@ pub enum FleetError {
     #[error("worker {0} does not run")]
     NotRunning(u32),
     /// What was waited for did not come to be.
-    #[error("{what}: not within {within:?}")]
+    #[error("{what}: not within {within:?}; {seen}")]
     NotInTime {
         /// What.
         what: String,
         /// How long.
         within: Duration,
+        /// What was seen instead.
+        seen: String,
     },
 }
 
@@ -232,7 +234,8 @@ impl Fleet {
         if self.written.until(within, is_so) {
             return Ok(());
         }
-        Err(FleetError::NotInTime { what: what.to_owned(), within })
+        let seen = summary(&self.written.lock());
+        Err(FleetError::NotInTime { what: what.to_owned(), within, seen })
     }
 
     /// Stops all that run, in order, and gives all records. One that is frozen is thawed first; one that does not end
@@ -266,6 +269,20 @@ impl Fleet {
         self.workers.clear();
         Ok(self.records())
     }
+}
+
+/// What records say in a line: how many there are, and the last words of those that went wrong.
+fn summary(records: &[Record]) -> String {
+    let grants = records.iter().filter(|record| matches!(record.event, Event::Granted { .. })).count();
+    let last_words = records.iter().rev().find_map(|record| match &record.event {
+        Event::Refused { why, .. } | Event::Trouble { why, .. } => Some(why.as_str()),
+        _ => None,
+    });
+    format!(
+        "{grants} grants in all, {} records; the last words: {}",
+        records.len(),
+        last_words.unwrap_or("none")
+    )
 }
 
 impl Drop for One {

@@ -55,6 +55,8 @@ pub enum Event {
         job: u64,
         /// The code of the error.
         code: String,
+        /// What it says, with its causes.
+        why: String,
         /// What denied it last, for a timeout.
         cause: Option<String>,
         /// Whether the process decided that by itself, while the store was away.
@@ -83,6 +85,8 @@ pub enum Event {
     Trouble {
         /// The code of it.
         code: String,
+        /// What it says, with its causes.
+        why: String,
     },
 
     // What passes between the process and its store.

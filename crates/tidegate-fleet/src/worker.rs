@@ -8,6 +8,7 @@ mod plan;
 mod watched;
 
 use std::{
+    error::Error,
     io::Write,
     pin::pin,
     sync::{
@@ -159,7 +160,9 @@ enum Built {
 impl Built {
     fn new(plan: &Plan, store: Shared, log: &Log) -> Result<Self, BuildError> {
         let log = log.clone();
-        let on_error = move |trouble: &Trouble| log.write(Event::Trouble { code: trouble.code().to_owned() });
+        let on_error = move |trouble: &Trouble| {
+            log.write(Event::Trouble { code: trouble.code().to_owned(), why: chain(trouble) });
+        };
         match &plan.gate {
             Gate::Semaphore { initial, min, max } => {
                 let mut builder = AdaptiveSemaphore::builder(plan.id.as_str(), *initial)
@@ -325,7 +328,7 @@ impl Worker {
         match granted {
             Some(Ok(taken)) => self.hold(job, taken, random, orders).await,
             Some(Err(error)) => self.refused(job, &error).await,
-            None => self.not_granted(job, "cancelled", None, false),
+            None => self.not_granted(job, ("cancelled", String::new()), None, false),
         }
     }
 
@@ -334,15 +337,15 @@ impl Worker {
             AcquireError::Timeout { last, local, .. } => (Some(last.as_str()), *local),
             _ => (None, false),
         };
-        self.not_granted(job, error.code(), cause, local);
+        self.not_granted(job, (error.code(), chain(error)), cause, local);
         // One who is refused at once would ask again at once.
         time::sleep(Duration::from_millis(5)).await;
     }
 
-    fn not_granted(&self, job: u64, code: &str, cause: Option<&str>, local: bool) {
+    fn not_granted(&self, job: u64, (code, why): (&str, String), cause: Option<&str>, local: bool) {
         let timeout = micros(Duration::from_millis(self.plan.timeout_ms));
         let cause = cause.map(str::to_owned);
-        self.log.write(Event::Refused { job, code: code.to_owned(), cause, local, timeout });
+        self.log.write(Event::Refused { job, code: code.to_owned(), why, cause, local, timeout });
     }
 
     /// Holds a permit, looks now and then whether it lives, and hands it back.
@@ -392,6 +395,17 @@ impl Worker {
             self.log.write_at(at, Event::Live { job });
         }
     }
+}
+
+/// What an error says, with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said = format!("{said}: {error}");
+        cause = error.source();
+    }
+    said
 }
 
 /// Completes when there is nothing more to be done.

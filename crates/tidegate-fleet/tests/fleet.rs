@@ -210,6 +210,8 @@ fn a_process_works_pauses_and_stops() -> Outcome {
         count(records, |event| matches!(event, Event::Called { .. })) == count(records, ended)
     };
     fleet.wait_until("a worker at rest", PATIENCE, is_quiet)?;
+    let nothing = fleet.wait_for_grants(1, Duration::from_millis(50)).unwrap_err().to_string();
+    assert!(nothing.contains("grants in all") && nothing.contains("last words: none"), "{nothing}");
     fleet.order(0, Order::Work)?;
     fleet.wait_for_grants(20, PATIENCE)?;
     let records = fleet.stop(PATIENCE)?;
