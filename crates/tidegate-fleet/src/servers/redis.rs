@@ -324,6 +324,11 @@ impl Redis {
     }
 }
 
+/// Addresses, as a URL takes them.
+fn list(addrs: &[SocketAddr]) -> String {
+    addrs.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
+}
+
 /// A password, as a URL takes it.
 fn percent(text: &str) -> String {
     text.bytes().fold(String::new(), |mut url, byte| {

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use super::{Options, Redis, Role, ServerError};
+use super::{Options, Redis, Role, ServerError, list};
 use crate::servers::{free_port, local, until};
 
 /// How many slots a cluster has.
@@ -86,6 +86,11 @@ impl Cluster {
     /// The nodes, to kill or restart one.
     pub fn nodes_mut(&mut self) -> &mut [Redis] {
         &mut self.nodes
+    }
+
+    /// The URL by which a store finds the nodes.
+    pub fn url(&self) -> String {
+        format!("redis+cluster://{}", list(&self.addrs()))
     }
 
     /// Where the nodes listen.

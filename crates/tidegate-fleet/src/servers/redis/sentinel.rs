@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Options, Redis, Role};
+use super::{Options, Redis, Role, list};
 use crate::servers::{ServerError, free_port, until};
 
 /// What the sentinels call the group.
@@ -67,6 +67,11 @@ impl Sentinel {
         NAME
     }
 
+    /// The URL by which a store finds the primary.
+    pub fn url(&self) -> String {
+        format!("redis+sentinel://{}/{NAME}", list(&self.addrs()))
+    }
+
     /// Where the sentinels listen.
     pub fn addrs(&self) -> Vec<SocketAddr> {
         self.sentinels.iter().map(Redis::addr).collect()
@@ -95,7 +100,8 @@ impl Sentinel {
     }
 
     /// Makes the replica the primary, with the old primary alive and its connections open, and returns when the new one
-    /// takes writes and the sentinels name it.
+    /// takes writes, the sentinels name it, and the old one follows it: until then both take writes, and what the old one
+    /// took is lost.
     ///
     /// # Errors
     /// Where no fail-over comes about.
@@ -109,7 +115,14 @@ impl Sentinel {
                 Err(other) => Err(other.to_string()),
             })
         })?;
-        self.until_primary_is_not(old)
+        self.until_primary_is_not(old)?;
+        until("an old primary that follows", || {
+            // It breaks its connections on the way.
+            let follows =
+                |server: &&Redis| server.text(&["ROLE"]).is_ok_and(|role| role.contains("\nconnected\n"));
+            let old = self.data.iter().find(|server| server.port == old);
+            Ok(if old.as_ref().is_some_and(follows) { Ok(()) } else { Err("it follows nobody".to_owned()) })
+        })
     }
 
     /// Returns when the sentinels name another primary than the server at `old` (a port), and it takes writes: after the
