@@ -5,24 +5,6 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tidegate_core::{Cause, StoreError};
 
-/// The code with which scripts of this crate begin an error of their own.
-const OWN: &str = "TIDEGATE";
-
-/// What a script of ours says, where this is an error of its own: what follows `TIDEGATE `.
-pub(crate) fn script_fault(error: &RedisError) -> Option<&str> {
-    (error.code() == Some(OWN)).then(|| error.detail().unwrap_or_default())
-}
-
-/// The same, of an error that [`Wire::run`](crate::wire::Wire::run) returned.
-pub(crate) fn fault(error: &StoreError) -> Option<&str> {
-    match error {
-        StoreError::Unavailable { source: Some(source), .. } => {
-            source.downcast_ref::<RedisError>().and_then(script_fault)
-        }
-        _ => None,
-    }
-}
-
 /// Says in which way the store is unavailable, and what to do about it. `place` is the server that was asked.
 pub(crate) fn unavailable(error: RedisError, place: &str) -> StoreError {
     let (cause, advice) = meaning(&error);

@@ -191,16 +191,6 @@ impl Wire {
         }
     }
 
-    /// Whether messages go over shard channels. None before the first use, and where servers may not be asked.
-    pub(crate) fn sharded(&self) -> Option<bool> {
-        match &self.0.way {
-            Way::Own(servers) => servers.sharded(),
-            Way::Given(given, servers) => {
-                given.sharded().or_else(|| servers.as_ref().and_then(|servers| servers.sharded()))
-            }
-        }
-    }
-
     /// What subscriptions are opened with, where it is known.
     pub(crate) fn servers(&self) -> Option<&Arc<Servers>> {
         match &self.0.way {

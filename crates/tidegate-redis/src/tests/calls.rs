@@ -195,18 +195,6 @@ async fn as_14_the_thread_ends_with_the_store() {
 }
 
 #[tokio::test]
-async fn a_scripts_own_errors_are_told_apart() {
-    let server = Server::start(&[]);
-    let wire = wire(&server.url());
-    let own = Script::of(&["return redis.error_reply('TIDEGATE layout 9 1')"]);
-    let error = run(&wire, Lane::Commands, &own, "k").await.unwrap_err();
-    assert_eq!(error::fault(&error), Some("layout 9 1"));
-    let other = Script::of(&["return redis.call('NOSUCH')"]);
-    let error = run(&wire, Lane::Commands, &other, "k").await.unwrap_err();
-    assert_eq!((cause(&error), error::fault(&error)), (Cause::Broken, None), "{error}");
-}
-
-#[tokio::test]
 async fn un_5_refusals_say_what_to_do() {
     let server = Server::start(&[]);
     let wire = wire(&server.url());
@@ -278,9 +266,7 @@ async fn a_connection_that_was_there_is_used_and_left_open() {
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     let given = Given::new(Arc::new(connection.clone()), None);
     let wire = Wire::given(given, None, Options::default());
-    assert_eq!(wire.sharded(), None);
     assert_eq!(call(&wire, "k").await.unwrap(), 1);
-    assert_eq!(wire.sharded(), Some(true));
     server.ask(&["SCRIPT", "FLUSH"]);
     run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
     let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();

@@ -71,11 +71,6 @@ impl Given {
         self.checked.get_or_try_init(|| self.check()).await.map(drop)
     }
 
-    /// Whether messages go over shard channels; none where it is not known.
-    pub(super) fn sharded(&self) -> Option<bool> {
-        self.checked.get().copied().flatten().map(check::is_sharded)
-    }
-
     async fn check(&self) -> Result<Option<(u32, u32)>, StoreError> {
         // A cluster's connection sends INFO to all nodes at once and answers in a form of its own.
         if self.connection.is_cluster() {
