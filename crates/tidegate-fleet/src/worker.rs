@@ -248,14 +248,14 @@ impl Taken {
         token.map(Lease::from)
     }
 
-    const fn is_local(&self) -> bool {
+    fn is_local(&self) -> bool {
         match self {
             Self::Lease(lease) => lease.is_local(),
             Self::Permit(permit) => permit.is_local(),
         }
     }
 
-    const fn limit(&self) -> Option<u32> {
+    fn limit(&self) -> Option<u32> {
         match self {
             Self::Lease(lease) => Some(lease.limit()),
             Self::Permit(_) => None,
