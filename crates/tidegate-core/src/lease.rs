@@ -1,11 +1,12 @@
 //! Leases: slots that are held until a moment, by a token that names no other grant ever.
 //!
-//! [`Leases`] is a table by slot, dense from 0. Two lists run through it in the order in which leases end (held ones
-//! and resting ones), so that granting, renewing, releasing and finding the next to end touch a handful of words.
+//! [`Leases`] is a table by slot, dense from 0. A list runs through it in the order in which held leases end, so that
+//! granting, renewing, releasing and finding the next to end touch a handful of words. Slots that rest, each as long as
+//! its own release said, are kept in order beside it.
 //!
 //! Spec: ST-9, ST-17, AS-6.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use crate::{Invalid, Owner};
 
@@ -167,11 +168,11 @@ pub(crate) struct Leases {
     /// No word of `taken` before this one has a free bit.
     search_from: usize,
     held: Order,
-    resting: Order,
+    /// Slots that rest, by when that ends: each as long as its own release said.
+    resting: BTreeSet<(u64, u32)>,
     /// Leases per tier, resting ones too; the last tier is that of jobs without a class.
     by_tier: Vec<u32>,
     count: u32,
-    resting_count: u32,
     last_fence: u64,
 }
 
@@ -190,8 +191,9 @@ impl Leases {
         self.count
     }
 
-    pub(crate) const fn resting(&self) -> u32 {
-        self.resting_count
+    pub(crate) fn resting(&self) -> u32 {
+        // There are no more than slots.
+        u32::try_from(self.resting.len()).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn by_tier(&self) -> &[u32] {
@@ -246,8 +248,7 @@ impl Leases {
             let slot = &mut self.slots[at as usize];
             slot.phase = Phase::Resting;
             slot.ends_ms = now_ms.saturating_add(rest_ms);
-            self.resting.insert(&mut self.slots, at);
-            self.resting_count += 1;
+            self.resting.insert((slot.ends_ms, at));
         }
         true
     }
@@ -263,15 +264,18 @@ impl Leases {
     }
 
     fn first_over(&self, now_ms: u64) -> Option<u32> {
-        let is_over = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.ends_ms <= now_ms);
         let Order { first, .. } = self.held;
-        if is_over(first) { Some(first) } else { Some(self.resting.first).filter(|first| is_over(*first)) }
+        if self.slots.get(first as usize).is_some_and(|slot| slot.ends_ms <= now_ms) {
+            return Some(first);
+        }
+        self.resting.first().filter(|(ends_ms, _)| *ends_ms <= now_ms).map(|(_, at)| *at)
     }
 
     /// When the next slot could come free by itself.
     pub(crate) fn next_end(&self) -> Option<u64> {
-        let ends = |at: u32| (at != NONE).then(|| self.slots[at as usize].ends_ms);
-        ends(self.held.first).into_iter().chain(ends(self.resting.first)).min()
+        let held = self.slots.get(self.held.first as usize).map(|slot| slot.ends_ms);
+        let resting = self.resting.first().map(|(ends_ms, _)| *ends_ms);
+        held.into_iter().chain(resting).min()
     }
 
     /// Frees a slot by its token, live or resting. False where there is none of that token.
@@ -299,6 +303,8 @@ impl Leases {
             slot.granted_ms = slot.granted_ms.saturating_sub(ms);
             slot.ends_ms = slot.ends_ms.saturating_sub(ms);
         }
+        let resting = std::mem::take(&mut self.resting);
+        self.resting = resting.into_iter().map(|(ends_ms, at)| (ends_ms.saturating_sub(ms), at)).collect();
     }
 
     /// The taken slots from `from` on, by slot: token, owner, tier, granted, ends, resting.
@@ -348,8 +354,7 @@ impl Leases {
             Phase::Free => return,
             Phase::Held => self.held.remove(&mut self.slots, at),
             Phase::Resting => {
-                self.resting.remove(&mut self.slots, at);
-                self.resting_count -= 1;
+                self.resting.remove(&(self.slots[at as usize].ends_ms, at));
             }
         }
         let slot = &mut self.slots[at as usize];

@@ -145,9 +145,89 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// What was found so far that lets the store lose state silently (a cache that may evict, a replica, a primary without
+    /// the replicas that it needs), a sentence each. The list grows when the store is opened, and opened anew.
+    ///
+    /// Spec: UN-6.
+    fn risks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What operators use, where the store has it ([`Capability::Operators`]).
     fn operators(&self) -> Option<&dyn Operators> {
         None
+    }
+}
+
+/// A shared store is a store.
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn acquire<'a>(&'a self, member: &'a Member, request: &'a AcquireRequest) -> Answer<'a, AcquireReply> {
+        (**self).acquire(member, request)
+    }
+
+    fn pause<'a>(&'a self, id: &'a Id, length: Duration) -> Answer<'a, PauseReply> {
+        (**self).pause(id, length)
+    }
+
+    fn resume<'a>(&'a self, id: &'a Id) -> Answer<'a, bool> {
+        (**self).resume(id)
+    }
+
+    fn acquire_scoped<'a>(
+        &'a self,
+        member: &'a Member,
+        request: &'a ScopedRequest,
+    ) -> Answer<'a, ScopedReply> {
+        (**self).acquire_scoped(member, request)
+    }
+
+    fn release<'a>(&'a self, member: &'a Member, releases: &'a [Release]) -> Answer<'a, ()> {
+        (**self).release(member, releases)
+    }
+
+    fn renew<'a>(
+        &'a self,
+        member: &'a Member,
+        restore: Option<&'a Restore>,
+        renewals: &'a [Renewal],
+    ) -> Answer<'a, Renewed> {
+        (**self).renew(member, restore, renewals)
+    }
+
+    fn hand_over<'a>(&'a self, member: &'a Member, hand_overs: &'a [HandOver]) -> Answer<'a, Vec<Token>> {
+        (**self).hand_over(member, hand_overs)
+    }
+
+    fn settle<'a>(&'a self, member: &'a Member, settlements: &'a [Settlement]) -> Answer<'a, Vec<Settled>> {
+        (**self).settle(member, settlements)
+    }
+
+    fn observe<'a>(&'a self, member: &'a Member, observations: &'a [Observation]) -> Answer<'a, Vec<bool>> {
+        (**self).observe(member, observations)
+    }
+
+    fn exchange<'a>(&'a self, member: &'a Member, exchange: &'a Exchange) -> Answer<'a, ExchangeReply> {
+        (**self).exchange(member, exchange)
+    }
+
+    fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
+        (**self).sync_path(id)
+    }
+
+    fn subscribe(&self, id: &Id, driver: DriverId, listener: Arc<dyn Listener>) -> Option<Subscription> {
+        (**self).subscribe(id, driver, listener)
+    }
+
+    fn risks(&self) -> Vec<String> {
+        (**self).risks()
+    }
+
+    fn operators(&self) -> Option<&dyn Operators> {
+        (**self).operators()
     }
 }
 

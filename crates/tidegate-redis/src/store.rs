@@ -353,6 +353,10 @@ impl Store for RedisStore {
         Some(Subscription::new(move || drop(handle)))
     }
 
+    fn risks(&self) -> Vec<String> {
+        self.parts.wire.risks()
+    }
+
     fn operators(&self) -> Option<&dyn Operators> {
         Some(self)
     }

@@ -69,7 +69,7 @@ fn subject(server: &Arc<Server>) -> Subject {
 
 #[test]
 fn st_16_the_store_passes_the_conformance_kit() {
-    let server = Arc::new(Server::start());
+    let server = Arc::new(Server::start(&[]));
     let report = Kit::new(move || subject(&server)).run_blocking();
     println!("{report}");
     report.assert();
@@ -79,7 +79,7 @@ fn st_16_the_store_passes_the_conformance_kit() {
 #[test]
 fn st_16_the_store_does_as_the_model() {
     let operations = std::env::var("TIDEGATE_OPERATIONS").map_or(6_000, |count| count.parse().unwrap());
-    let server = Arc::new(Server::start());
+    let server = Arc::new(Server::start(&[]));
     let each = 3_000;
     for seed in 0..(operations / each).max(1) {
         let options = Options::seeded(seed as u64).operations(each);

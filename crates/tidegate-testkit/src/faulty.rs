@@ -578,6 +578,10 @@ impl<S: Store> Store for Faulty<S> {
         Some(subscription)
     }
 
+    fn risks(&self) -> Vec<String> {
+        self.inner.risks()
+    }
+
     fn operators(&self) -> Option<&dyn Operators> {
         self.inner.operators()
     }

@@ -360,6 +360,16 @@ pub enum Trouble {
         /// The id.
         id: Id,
     },
+    /// The store is set up so that it may lose state silently.
+    ///
+    /// Spec: UN-6.
+    #[error("{id}: the store may lose state silently: {risk}")]
+    StoreAtRisk {
+        /// The id.
+        id: Id,
+        /// What was found, and what to do about it.
+        risk: String,
+    },
     /// The store's clock was set back, and stored moments with it.
     #[error("{id}: the store's clock was set back by {by:?}")]
     ClockSetBack {
@@ -415,6 +425,7 @@ impl Trouble {
             Self::Refused { source, .. } => source.code(),
             Self::LeaseLost { .. } => "lease_lost",
             Self::StateLost { .. } => "state_lost",
+            Self::StoreAtRisk { .. } => "store_at_risk",
             Self::ClockSetBack { .. } => "clock_set_back",
             Self::DebtCut { .. } => "debt_cut",
             Self::NotSettled { .. } => "invalid_options",
@@ -431,6 +442,7 @@ impl Trouble {
             | Self::Refused { id, .. }
             | Self::LeaseLost { id, .. }
             | Self::StateLost { id }
+            | Self::StoreAtRisk { id, .. }
             | Self::ClockSetBack { id, .. }
             | Self::DebtCut { id, .. }
             | Self::NotSettled { id, .. }

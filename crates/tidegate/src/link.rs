@@ -42,6 +42,11 @@ impl Link {
         self.store.capabilities()
     }
 
+    /// What the store found of itself, with nothing where it panics over it.
+    pub(crate) fn risks(&self) -> Vec<String> {
+        caught(|| self.store.risks()).unwrap_or_default()
+    }
+
     /// The path that decides without waiting, where the store has one.
     pub(crate) fn sync(&self) -> Option<&dyn SyncPath> {
         self.sync.as_deref()

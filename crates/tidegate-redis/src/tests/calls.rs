@@ -12,7 +12,6 @@ use tidegate_core::Cause;
 
 use super::{call, cause, counting, fixture::Server, heals, run, wire};
 use crate::{
-    error,
     scripts::Script,
     wire::{Given, Lane, Options, Wire},
 };
@@ -250,12 +249,7 @@ async fn keys_are_listed() {
         run(&wire, Lane::Commands, &counting(), &format!("tidegate:{number}")).await.unwrap();
     }
     call(&wire, "other").await.unwrap();
-    let mut keys = std::collections::BTreeSet::new();
-    wire.scan(b"tidegate:*", |key| {
-        keys.insert(key);
-    })
-    .await
-    .unwrap();
+    let keys = scanned(&wire, b"tidegate:*").await;
     assert_eq!(keys.len(), 1_200);
 }
 
@@ -271,9 +265,7 @@ async fn a_connection_that_was_there_is_used_and_left_open() {
     run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
     let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();
     assert_eq!(connected, 2, "the given one, and the one that asks");
-    let mut keys = Vec::new();
-    wire.scan(b"*", |key| keys.push(key)).await.unwrap();
-    assert_eq!(keys, [b"k".to_vec()]);
+    assert_eq!(scanned(&wire, b"*").await.into_iter().collect::<Vec<_>>(), [b"k".to_vec()]);
     drop(wire);
     let answer: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
     assert_eq!(answer, "PONG");
@@ -332,4 +324,16 @@ fn measure_calls() {
         });
         println!("{tasks} tasks: {:.0} k/s", f64::from(tasks * 2) / start.elapsed().as_secs_f64());
     }
+}
+
+/// The keys that match.
+pub(super) async fn scanned(wire: &Wire, pattern: &[u8]) -> std::collections::BTreeSet<Vec<u8>> {
+    let keys = std::sync::Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
+    let found = std::sync::Arc::clone(&keys);
+    wire.scan(pattern, move |key| {
+        found.lock().unwrap().insert(key);
+    })
+    .await
+    .unwrap();
+    std::mem::take(&mut *keys.lock().unwrap())
 }

@@ -1,7 +1,6 @@
 //! Shows that keys of a cluster are found while their slots are moved.
 
 use std::{
-    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -58,12 +57,7 @@ async fn case_30_keys_are_found_wherever_they_are() {
         assert!(matches!(node.ask(&["DBSIZE"]), Value::Int(size) if size > 10));
         node.ask(&["SCRIPT", "FLUSH"]);
     }
-    let mut keys = BTreeSet::new();
-    wire.scan(b"tidegate:*", |key| {
-        keys.insert(key);
-    })
-    .await
-    .unwrap();
+    let keys = super::calls::scanned(&wire, b"tidegate:*").await;
     assert_eq!(keys.len(), 100);
     assert_eq!(call(&wire, "tidegate:{id 1 ü}").await.unwrap(), 3);
 }

@@ -9,19 +9,20 @@ use std::{
 use redis::Connection;
 
 /// A server that is stopped with this.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     port: u16,
     _dir: tempfile::TempDir,
 }
 
 impl Server {
-    /// Starts one that keeps nothing.
-    pub fn start() -> Self {
+    /// Starts one that keeps nothing, with these options as well.
+    pub(crate) fn start(options: &[&str]) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let dir = tempfile::tempdir().unwrap();
         let child = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--daemonize", "no"])
+            .args(options)
             .arg("--dir")
             .arg(dir.path())
             .stdout(Stdio::null())
@@ -36,7 +37,7 @@ impl Server {
         server
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
@@ -46,7 +47,9 @@ impl Server {
         redis::cmd("PING").query::<String>(&mut connection).ok().map(|_| connection)
     }
 
-    pub fn connection(&self) -> Connection {
+    // Not every test asks the server itself.
+    #[allow(dead_code)]
+    pub(crate) fn connection(&self) -> Connection {
         self.try_connection().expect("the server answers")
     }
 }

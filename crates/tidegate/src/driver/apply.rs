@@ -221,6 +221,16 @@ impl Driver {
         self.delivered.notify_waiters();
     }
 
+    /// Takes in what a store found of itself when it was opened.
+    fn take_risks(&self, state: &mut State) {
+        if !state.opened {
+            state.opened = true;
+            let risks = self.link.risks();
+            let known = std::mem::replace(&mut state.risks, risks.len());
+            state.notices.extend(risks.into_iter().skip(known).map(Notice::AtRisk));
+        }
+    }
+
     /// Takes in a store's answer, part by part.
     fn take_reply(&self, state: &mut State, flight: &Flight, reply: Reply<ExchangeReply>, now: Moment) {
         if self.hooks.records() && self.link.sync().is_none() {
@@ -229,6 +239,7 @@ impl Driver {
         let unanswered = unanswered(&reply.body).cloned();
         if unanswered.is_none() {
             self.came_back(state, now);
+            self.take_risks(state);
         }
         let stale = self.is_stale(state, &reply.head, flight.sent);
         let head = reply.head;

@@ -262,6 +262,7 @@ impl Driver {
     pub(super) fn came_back(&self, state: &mut State, now: Moment) {
         let Some(away) = state.away.take() else { return };
         state.notices.push_back(Notice::Back(now.since(away.since)));
+        state.opened = false;
         state.resting = state.local.take();
         for line in &mut state.lines {
             line.unblock();

@@ -21,6 +21,7 @@ pub(super) enum Notice {
     Back(Duration),
     Lost(Token),
     StateLost,
+    AtRisk(String),
     SetBack(Duration),
     DebtCut(u64),
     Refused(&'static str, StoreError),
@@ -112,6 +113,7 @@ impl Notice {
         Some(match self {
             Self::Lost(token) => Trouble::LeaseLost { id: id.clone(), source: LeaseLost::new(id, token) },
             Self::StateLost => Trouble::StateLost { id: id.clone() },
+            Self::AtRisk(risk) => Trouble::StoreAtRisk { id: id.clone(), risk },
             Self::SetBack(by) => Trouble::ClockSetBack { id: id.clone(), by },
             Self::DebtCut(cut) => Trouble::DebtCut { id: id.clone(), cut },
             Self::Refused(what, source) => Trouble::Refused { id: id.clone(), what, source },

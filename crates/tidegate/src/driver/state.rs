@@ -44,6 +44,9 @@ pub(super) struct State {
     /// While an answer is waited for: when the task looks up from that.
     pub(super) looks_up_at: Option<Moment>,
     pub(super) away: Option<Away>,
+    /// Whether the store was asked what it found of itself since it last began to answer, and how much that was.
+    pub(super) opened: bool,
+    pub(super) risks: usize,
     /// While the store is away: what decides in its place.
     pub(super) local: Option<Local>,
     /// Until it goes away again: what decided in its place.
@@ -200,6 +203,8 @@ impl State {
             number: 0,
             looks_up_at: None,
             away: None,
+            opened: false,
+            risks: 0,
             local: None,
             resting: None,
             unhanded: Vec::new(),
