@@ -37,8 +37,11 @@ pub(crate) struct Shared {
     /// Ids that are pinned to another policy than a member's own, as far as was seen.
     pins: Mutex<HashMap<Id, Arc<Stored>>>,
     /// The last numbered requests of each driver, as they were sent: a repeat has to be read as the first answer was.
-    sent: Mutex<HashMap<(Id, DriverId), [Option<Sent>; 2]>>,
+    sent: Mutex<HashMap<(Id, DriverId), LastSent>>,
 }
+
+/// The newest comes first.
+type LastSent = [Option<Sent>; 2];
 
 /// A request under a number.
 struct Sent {

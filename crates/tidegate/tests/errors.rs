@@ -70,6 +70,7 @@ fn troubles() -> Vec<(Trouble, &'static str)> {
         (Trouble::Refused { id: id(), what: "releases", source: invalid().into() }, "invalid_options"),
         (Trouble::LeaseLost { id: id(), source: lost() }, "lease_lost"),
         (Trouble::StateLost { id: id() }, "state_lost"),
+        (Trouble::StoreAtRisk { id: id(), risk: "maxmemory-policy may evict".into() }, "store_at_risk"),
         (Trouble::ClockSetBack { id: id(), by: ms(2_000) }, "clock_set_back"),
         (Trouble::DebtCut { id: id(), cut: 12 }, "debt_cut"),
         (Trouble::NotSettled { id: id(), source: invalid() }, "invalid_options"),
