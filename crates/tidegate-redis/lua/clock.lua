@@ -1,10 +1,10 @@
 -- CLOCK: the server's own time, and how long a key may live.
 
-local function clock()
+function M.clock()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
-local function lives(ms)
+function M.lives(ms)
   return ms
 end

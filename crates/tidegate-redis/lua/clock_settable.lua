@@ -1,9 +1,9 @@
 -- CLOCK, for tests: the last argument is the time in microseconds, and keys outlive it.
 
-local function clock()
+function M.clock()
   return tonumber(ARGV[#ARGV])
 end
 
-local function lives(ms)
+function M.lives(ms)
   return math.max(ms, 3600000)
 end

@@ -3,12 +3,12 @@
 -- KEYS  1 the id    ARGV  1 { slot, fence, epoch } packed
 -- reply { 0, head, whether it was there } packed
 
-return step(function()
-  begin()
+return M.step(function()
+  M.begin()
   local slot, fence, epoch = unpack(cmsgpack.unpack(ARGV[1]))
-  local there = P and slot >= 0 and evict(slot, fence, epoch)
-  offer_room()
-  finish(true)
-  publish()
-  return cmsgpack.pack({ 0, head(), there and 1 or 0 })
+  local there = M.P and slot >= 0 and M.evict(slot, fence, epoch)
+  M.offer_room()
+  M.finish(true)
+  M.publish()
+  return cmsgpack.pack({ 0, M.head(), there and 1 or 0 })
 end)

@@ -3,23 +3,23 @@
 -- KEYS  1 the id    ARGV  1 nothing
 -- reply { 0, head, leases that live, whether there was anything } packed
 
-return step(function()
-  begin()
-  while P do
-    local held = S.held
-    sweep_leases()
-    if S.held == held then
+return M.step(function()
+  M.begin()
+  while M.P do
+    local held = M.S.held
+    M.sweep_leases()
+    if M.S.held == held then
       break
     end
   end
-  local there = S.epoch > 0
-  local held = S.held
+  local there = M.S.epoch > 0
+  local held = M.S.held
   if held == 0 then
     if there then
-      forget_all()
+      M.forget_all()
     end
   else
-    finish(true)
+    M.finish(true)
   end
-  return cmsgpack.pack({ 0, head(), held, there and 1 or 0 })
+  return cmsgpack.pack({ 0, M.head(), held, there and 1 or 0 })
 end)

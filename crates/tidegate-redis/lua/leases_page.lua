@@ -4,13 +4,13 @@
 -- reply { 0, head, leases, whether there are more } packed; a lease is { slot, fence, epoch, owner, class or false, age,
 --       what is left, whether it rests }
 
-return step(function()
-  begin()
+return M.step(function()
+  M.begin()
   local from, most = unpack(cmsgpack.unpack(ARGV[1]))
-  local slots, index = {}, floor(from / (8 * CHUNK))
+  local slots, index = {}, math.floor(from / (8 * CHUNK))
   local more = false
   while not more do
-    local bits = P and get('m' .. index)
+    local bits = M.P and M.get('m' .. index)
     if not bits then
       break
     end
@@ -19,7 +19,7 @@ return step(function()
       local byte = string.byte(bits, at)
       for bit = 0, 7 do
         local slot = (index * CHUNK + at - 1) * 8 + bit
-        if floor(byte / 2 ^ bit) % 2 == 1 and slot >= from then
+        if math.floor(byte / 2 ^ bit) % 2 == 1 and slot >= from then
           if #slots == most then
             more = true
             break
@@ -31,22 +31,22 @@ return step(function()
     end
     index = index + 1
   end
-  fetch_leases(slots)
+  M.fetch_leases(slots)
   local resting_until = {}
-  local all = S.resting > 0 and get('z') or ''
+  local all = M.S.resting > 0 and M.get('z') or ''
   for at = 1, #all, RESTING do
-    local ends, slot = unpack_struct('<dd', all, at)
+    local ends, slot = struct.unpack('<dd', all, at)
     resting_until[slot] = ends
   end
   local page = {}
   for _, slot in ipairs(slots) do
-    local lease = lease_at(slot) or corrupt('slots')
+    local lease = M.lease_at(slot) or M.corrupt('slots')
     local rests = lease.cohort < 0
-    local ends = rests and (resting_until[slot] or corrupt('resting')) or not rests and cohort(lease.cohort).ends
-    local class = P.classes[lease.tier] and P.classes[lease.tier][1] or false
-    page[#page + 1] = { slot, lease.fence, lease.epoch, lease.owner, class, max(0, now - lease.granted),
-      max(0, ends - now), rests and 1 or 0 }
+    local ends = rests and (resting_until[slot] or M.corrupt('resting')) or not rests and M.cohort(lease.cohort).ends
+    local class = M.P.classes[lease.tier] and M.P.classes[lease.tier][1] or false
+    page[#page + 1] = { slot, lease.fence, lease.epoch, lease.owner, class, math.max(0, M.now - lease.granted),
+      math.max(0, ends - M.now), rests and 1 or 0 }
   end
-  finish(true)
-  return cmsgpack.pack({ 0, head(), page, more and 1 or 0 })
+  M.finish(true)
+  return cmsgpack.pack({ 0, M.head(), page, more and 1 or 0 })
 end)

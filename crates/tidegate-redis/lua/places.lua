@@ -4,101 +4,72 @@
 -- how much room is offered in each tier, then 57 bytes each: since, driver, tier, jobs, offered, lapses. `w` has those that
 -- wait for a rate: driver, and until when that counts.
 
--- From 7.0 on, what is published goes where the keys are, and to no other server.
-local PUBLISH = (redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH'
+local LAPSES <const> = 2000
+local OWN_FIRST <const> = 10
+local PUBLISHED <const> = 1000
+local PLACE <const> = '<dc32BI4I4d'
+local PLACE_BYTES <const> = 57
+local WAITER <const> = '<c32d'
+local WAITER_BYTES <const> = 40
 
-local LAPSES = 2000
-local OWN_FIRST = 10
-local PUBLISHED = 1000
-local PLACE, PLACE_BYTES = '<dc32BI4I4d', 57
-local WAITER, WAITER_BYTES = '<c32d', 40
-
-local pushes = {}
-
--- Notes a change that all are told of, once it is written.
-local function tell_all(message)
-  pushes[#pushes + 1] = message
-end
-
-local function tell_limit()
-  tell_all(string.format('limit %.0f %.0f', limit_now(), S.moved_at))
-end
-
-local function publish()
-  for _, message in ipairs(pushes) do
-    ask(PUBLISH, key .. ':all', message)
+function M.load_places()
+  if M.Q then
+    return M.Q
   end
-  pushes = {}
-end
-
--- Notes a limit that is no longer what it was, later than any move that anyone can know of.
-local function limit_moved(before)
-  if limit_now() ~= before then
-    S.moved_at = max(now_us, S.moved_at + 1)
-    tell_limit()
-  end
-end
-
-local Q
-
-local function load_places()
-  if Q then
-    return Q
-  end
-  local raw = get('q')
-  Q = { lapse = 0, offered = {}, all = '' }
-  local tiers = #P.classes + 1
+  local raw = M.get('q')
+  M.Q = { lapse = 0, offered = {}, all = '' }
+  local tiers = #M.P.classes + 1
   if raw then
     local at
-    Q.lapse, at = unpack_struct('<d', raw)
+    M.Q.lapse, at = struct.unpack('<d', raw)
     for tier = 1, tiers do
-      Q.offered[tier], at = unpack_struct('<I4', raw, at)
+      M.Q.offered[tier], at = struct.unpack('<I4', raw, at)
     end
-    Q.all = sub(raw, at)
+    M.Q.all = string.sub(raw, at)
   else
     for tier = 1, tiers do
-      Q.offered[tier] = 0
+      M.Q.offered[tier] = 0
     end
   end
-  return Q
+  return M.Q
 end
 
-local function keep_places()
-  if Q and Q.changed then
-    if Q.all == '' then
-      put('q', false)
+function M.keep_places()
+  if M.Q and M.Q.changed then
+    if M.Q.all == '' then
+      M.put('q', false)
     else
       local offered = {}
-      for tier, count in ipairs(Q.offered) do
-        offered[tier] = pack('<I4', count)
+      for tier, count in ipairs(M.Q.offered) do
+        offered[tier] = struct.pack('<I4', count)
       end
-      put('q', pack('<d', Q.lapse) .. table.concat(offered) .. Q.all)
+      M.put('q', struct.pack('<d', M.Q.lapse) .. table.concat(offered) .. M.Q.all)
     end
   end
 end
 
 -- Removes the place that begins at `from`.
-local function remove_place(from)
-  local _, _, tier, _, offered = unpack_struct(PLACE, Q.all, from)
-  Q.all = sub(Q.all, 1, from - 1) .. sub(Q.all, from + PLACE_BYTES)
-  Q.offered[tier] = Q.offered[tier] - offered
-  Q.changed = true
+function M.remove_place(from)
+  local _, _, tier, _, offered = struct.unpack(PLACE, M.Q.all, from)
+  M.Q.all = string.sub(M.Q.all, 1, from - 1) .. string.sub(M.Q.all, from + PLACE_BYTES)
+  M.Q.offered[tier] = M.Q.offered[tier] - offered
+  M.Q.changed = true
 end
 
 -- Gives a driver's place up.
-local function leave_place(driver, tier)
-  if not Q and not get('q') then
+function M.leave_place(driver, tier)
+  if not M.Q and not M.get('q') then
     return
   end
-  load_places()
+  M.load_places()
   local mine = driver .. string.char(tier)
   local from = 1
   while true do
-    local at = string.find(Q.all, mine, from, true)
+    local at = string.find(M.Q.all, mine, from, true)
     if not at then
       return
     elseif (at - 9) % PLACE_BYTES == 0 then
-      remove_place(at - 8)
+      M.remove_place(at - 8)
       return
     end
     from = at + 1
@@ -106,16 +77,16 @@ local function leave_place(driver, tier)
 end
 
 -- Takes a driver's place, or keeps it, with so many jobs and no offer outstanding.
-local function keep_place(driver, tier, since, jobs)
-  leave_place(driver, tier)
+function M.keep_place(driver, tier, since, jobs)
+  M.leave_place(driver, tier)
   if jobs <= 0 then
     return
   end
-  load_places()
-  local low, high = 0, #Q.all / PLACE_BYTES
+  M.load_places()
+  local low, high = 0, #M.Q.all / PLACE_BYTES
   while low < high do
-    local middle = floor((low + high) / 2)
-    local other, other_driver, other_tier = unpack_struct('<dc32B', Q.all, middle * PLACE_BYTES + 1)
+    local middle = math.floor((low + high) / 2)
+    local other, other_driver, other_tier = struct.unpack('<dc32B', M.Q.all, middle * PLACE_BYTES + 1)
     local before = other < since
       or other == since and (other_driver < driver or other_driver == driver and other_tier < tier)
     if before then
@@ -124,83 +95,78 @@ local function keep_place(driver, tier, since, jobs)
       high = middle
     end
   end
-  local place = pack(PLACE, since, driver, tier, jobs, 0, now + LAPSES)
-  Q.lapse = Q.all == '' and now + LAPSES or min(Q.lapse, now + LAPSES)
-  Q.all = sub(Q.all, 1, low * PLACE_BYTES) .. place .. sub(Q.all, low * PLACE_BYTES + 1)
-  Q.changed = true
+  local place = struct.pack(PLACE, since, driver, tier, jobs, 0, M.now + LAPSES)
+  M.Q.lapse = M.Q.all == '' and M.now + LAPSES or math.min(M.Q.lapse, M.now + LAPSES)
+  M.Q.all = string.sub(M.Q.all, 1, low * PLACE_BYTES) .. place .. string.sub(M.Q.all, low * PLACE_BYTES + 1)
+  M.Q.changed = true
 end
 
-local function drop_lapsed()
-  if Q.all == '' or now < Q.lapse then
+function M.drop_lapsed()
+  if M.Q.all == '' or M.now < M.Q.lapse then
     return
   end
   local next_lapse = EXACT
   local from = 1
-  while from <= #Q.all do
-    local _, _, _, _, _, lapses = unpack_struct(PLACE, Q.all, from)
-    if lapses <= now then
-      remove_place(from)
+  while from <= #M.Q.all do
+    local _, _, _, _, _, lapses = struct.unpack(PLACE, M.Q.all, from)
+    if lapses <= M.now then
+      M.remove_place(from)
     else
-      next_lapse = min(next_lapse, lapses)
+      next_lapse = math.min(next_lapse, lapses)
       from = from + PLACE_BYTES
     end
   end
-  Q.lapse, Q.changed = next_lapse, true
+  M.Q.lapse, M.Q.changed = next_lapse, true
 end
 
 -- How many jobs wait in all.
-local function jobs_waiting()
-  if not get('q') and not Q then
+function M.jobs_waiting()
+  if not M.get('q') and not M.Q then
     return 0
   end
-  load_places()
-  drop_lapsed()
+  M.load_places()
+  M.drop_lapsed()
   local jobs = 0
-  for from = 1, #Q.all, PLACE_BYTES do
-    local _, _, _, waiting = unpack_struct(PLACE, Q.all, from)
+  for from = 1, #M.Q.all, PLACE_BYTES do
+    local _, _, _, waiting = struct.unpack(PLACE, M.Q.all, from)
     jobs = jobs + waiting
   end
   return jobs
 end
 
--- What is left of the time that a safe start waits.
-local function safe_start_left()
-  return P and P.safe_start and max(0, S.born + P.ttl - now) or 0
-end
-
 -- Offers room to the oldest places that began before `before`, as far as more of a tier fits beyond what was offered
 -- already. One whose message reaches no one is passed over in the same step.
-local function offer(before, most, except)
-  if not P or not P.leased or not Q and not get('q') then
+function M.offer(before, most, except)
+  if not M.P or not M.P.leased or not M.Q and not M.get('q') then
     return
   end
-  if paused_ms() > 0 or safe_start_left() > 0 then
+  if M.paused_ms() > 0 or M.safe_start_left() > 0 then
     return
   end
-  load_places()
-  drop_lapsed()
+  M.load_places()
+  M.drop_lapsed()
   local full, open = {}, 0
-  for tier = 1, #P.classes + 1 do
-    full[tier] = room(tier, Q.offered) == 0
+  for tier = 1, #M.P.classes + 1 do
+    full[tier] = M.room(tier, M.Q.offered) == 0
     open = open + (full[tier] and 0 or 1)
   end
   local from = 1
-  while open > 0 and most > 0 and from <= #Q.all do
-    local since, driver, tier, jobs, offered, lapses = unpack_struct(PLACE, Q.all, from)
+  while open > 0 and most > 0 and from <= #M.Q.all do
+    local since, driver, tier, jobs, offered, lapses = struct.unpack(PLACE, M.Q.all, from)
     if since >= before then
       return
     end
     if not full[tier] and driver ~= except and offered < jobs then
-      local left = room(tier, Q.offered)
-      local count = min(left, jobs - offered, most)
+      local left = M.room(tier, M.Q.offered)
+      local count = math.min(left, jobs - offered, most)
       if count > 0 then
-        local class = P.classes[tier] and P.classes[tier][1] or ''
-        local reached = ask(PUBLISH, key .. ':' .. driver, string.format('room %.0f %s', count, class))
+        local class = M.P.classes[tier] and M.P.classes[tier][1] or ''
+        local reached = M.ask(M.PUBLISH, M.key .. ':' .. driver, string.format('room %.0f %s', count, class))
         if reached > 0 then
-          Q.all = sub(Q.all, 1, from - 1) .. pack(PLACE, since, driver, tier, jobs, offered + count, lapses)
-            .. sub(Q.all, from + PLACE_BYTES)
-          Q.offered[tier] = Q.offered[tier] + count
-          Q.changed = true
+          M.Q.all = string.sub(M.Q.all, 1, from - 1) .. struct.pack(PLACE, since, driver, tier, jobs, offered + count, lapses)
+            .. string.sub(M.Q.all, from + PLACE_BYTES)
+          M.Q.offered[tier] = M.Q.offered[tier] + count
+          M.Q.changed = true
           most = most - count
         end
       end
@@ -213,35 +179,35 @@ local function offer(before, most, except)
   end
 end
 
-local function offer_room()
-  offer(EXACT, EXACT, nil)
+function M.offer_room()
+  M.offer(EXACT, EXACT, nil)
 end
 
 -- Offers room that was freed in this exchange to those that have waited clearly longer than the asking driver. Says what
 -- room is theirs: that which was offered to them before as well, and which they have not come for yet.
-local function withhold(driver, waited, freed)
-  local before = max(0, max(0, now - waited) - OWN_FIRST)
+function M.withhold(driver, waited, freed)
+  local before = math.max(0, math.max(0, M.now - waited) - OWN_FIRST)
   if freed > 0 then
-    offer(before, freed, driver)
+    M.offer(before, freed, driver)
   end
-  if not Q and not get('q') then
+  if not M.Q and not M.get('q') then
     return nil
   end
-  load_places()
-  drop_lapsed()
+  M.load_places()
+  M.drop_lapsed()
   local any = 0
-  for tier = 1, #Q.offered do
-    any = any + Q.offered[tier]
+  for tier = 1, #M.Q.offered do
+    any = any + M.Q.offered[tier]
   end
   if any == 0 then
     return nil
   end
   local theirs = {}
-  for tier = 1, #Q.offered do
+  for tier = 1, #M.Q.offered do
     theirs[tier] = 0
   end
-  for from = 1, #Q.all, PLACE_BYTES do
-    local since, other, tier, _, offered = unpack_struct(PLACE, Q.all, from)
+  for from = 1, #M.Q.all, PLACE_BYTES do
+    local since, other, tier, _, offered = struct.unpack(PLACE, M.Q.all, from)
     if since >= before then
       break
     end
@@ -253,25 +219,25 @@ local function withhold(driver, waited, freed)
 end
 
 -- Notes that a driver waits for a rate, or does not; says how many others do.
-local function rate_waiting(driver, hint)
-  local raw = get('w') or ''
+function M.rate_waiting(driver, hint)
+  local raw = M.get('w') or ''
   if raw == '' and not hint then
     return 0
   end
   local kept = {}
   for from = 1, #raw, WAITER_BYTES do
-    local other, until_ms = unpack_struct(WAITER, raw, from)
-    if other ~= driver and until_ms > now then
-      kept[#kept + 1] = sub(raw, from, from + WAITER_BYTES - 1)
+    local other, until_ms = struct.unpack(WAITER, raw, from)
+    if other ~= driver and until_ms > M.now then
+      kept[#kept + 1] = string.sub(raw, from, from + WAITER_BYTES - 1)
     end
   end
   local others = #kept
   if hint then
-    kept[others + 1] = pack(WAITER, driver, min(now + hint + LAPSES, EXACT))
+    kept[others + 1] = struct.pack(WAITER, driver, math.min(M.now + hint + LAPSES, EXACT))
   end
   local left = table.concat(kept)
   if left ~= raw then
-    put('w', left ~= '' and left)
+    M.put('w', left ~= '' and left)
   end
   return others
 end

@@ -3,19 +3,19 @@
 -- KEYS  1 the id    ARGV  1 { policy, digest, revision } packed
 -- reply { 0, head, the pinned revision where that is not lower, -1 where none is pinned, else false } packed
 
-return step(function()
-  begin()
+return M.step(function()
+  M.begin()
   local offered = cmsgpack.unpack(ARGV[1])
   local why = false
-  if not P then
+  if not M.P then
     why = -1
-  elseif offered[3] <= P.revision then
-    why = P.revision
+  elseif offered[3] <= M.P.revision then
+    why = M.P.revision
   else
-    install(offered, nil)
-    offer_room()
+    M.install(offered, nil)
+    M.offer_room()
   end
-  finish(false)
-  publish()
-  return cmsgpack.pack({ 0, head(), why })
+  M.finish(false)
+  M.publish()
+  return cmsgpack.pack({ 0, M.head(), why })
 end)

@@ -3,15 +3,15 @@
 -- KEYS  1 the id    ARGV  1 nothing
 -- reply { 0, head, whether it was paused } packed
 
-return step(function()
-  begin()
-  local was_paused = paused_ms() > 0
-  S.paused_until = 0
+return M.step(function()
+  M.begin()
+  local was_paused = M.paused_ms() > 0
+  M.S.paused_until = 0
   if was_paused then
-    tell_all('resumed')
-    offer_room()
+    M.tell_all('resumed')
+    M.offer_room()
   end
-  finish(true)
-  publish()
-  return cmsgpack.pack({ 0, head(), was_paused and 1 or 0 })
+  M.finish(true)
+  M.publish()
+  return cmsgpack.pack({ 0, M.head(), was_paused and 1 or 0 })
 end)

@@ -3,23 +3,23 @@
 -- KEYS  1 the id    ARGV  1 the limit
 -- reply { 0, head, why not } packed: 0 it is set, 1 no policy is pinned, 2 the limit does not move, or { least, most }
 
-return step(function()
-  begin()
+return M.step(function()
+  M.begin()
   local value = tonumber(ARGV[1])
   local why = 0
-  if not P then
+  if not M.P then
     why = 1
-  elseif not P.adaptive then
+  elseif not M.P.adaptive then
     why = 2
-  elseif value < P.adaptive[1] or value > P.adaptive[2] then
-    why = { P.adaptive[1], P.adaptive[2] }
+  elseif value < M.P.adaptive[1] or value > M.P.adaptive[2] then
+    why = { M.P.adaptive[1], M.P.adaptive[2] }
   else
-    local before = L.value
-    set_limit(P.adaptive, value)
-    limit_moved(before)
-    offer_room()
+    local before = M.L.value
+    M.set_limit(M.P.adaptive, value)
+    M.limit_moved(before)
+    M.offer_room()
   end
-  finish(true)
-  publish()
-  return cmsgpack.pack({ 0, head(), why })
+  M.finish(true)
+  M.publish()
+  return cmsgpack.pack({ 0, M.head(), why })
 end)

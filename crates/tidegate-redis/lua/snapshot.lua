@@ -4,21 +4,21 @@
 -- reply { 0, head, false or { policy or false, held, resting, held by tier, waiting, levels } } packed; a level of a rule
 --       with a scope is false
 
-return step(function()
-  begin()
+return M.step(function()
+  M.begin()
   local body = false
-  if S.epoch > 0 then
+  if M.S.epoch > 0 then
     local levels = {}
-    for index, rule in ipairs(P and P.rules or {}) do
+    for index, rule in ipairs(M.P and M.P.rules or {}) do
       levels[index] = false
       if not rule[9] then
-        local level = own_level(index)
-        advance_to(rule, level, now)
+        local level = M.own_level(index)
+        M.advance_to(rule, level, M.now)
         levels[index] = rule[5] - level.used
       end
     end
-    body = { P and fields.p, S.held, S.resting, P and S.tiers or {}, P and jobs_waiting() or 0, levels }
+    body = { M.P and M.fields.p, M.S.held, M.S.resting, M.P and M.S.tiers or {}, M.P and M.jobs_waiting() or 0, levels }
   end
-  finish(true)
-  return cmsgpack.pack({ 0, head(), body })
+  M.finish(true)
+  return cmsgpack.pack({ 0, M.head(), body })
 end)

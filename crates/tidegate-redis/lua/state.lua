@@ -2,20 +2,17 @@
 --
 -- Nothing is written before everything is decided, so a step that fails has changed nothing.
 
-local LAYOUT = 1
-local PIN_TTL = 2592000000
-local DAY = 86400000
-local EXACT = 9007199254740992
-local LAST = EXACT - 1
-local BEHIND_US = 1000000
+local LAYOUT <const> = 1
+local PIN_TTL <const> = 2592000000
+local DAY <const> = 86400000
+local EXACT <const> = 9007199254740992
+local LAST <const> = 9007199254740991
+local BEHIND_US <const> = 1000000
 
-local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local pack, unpack_struct, sub = struct.pack, struct.unpack, string.sub
-
-local key = KEYS[1]
+M.key = KEYS[1]
 
 -- Asks the server; a refusal ends the step.
-local function ask(...)
+function M.ask(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then
     error({ refused = answer.err })
@@ -23,69 +20,64 @@ local function ask(...)
   return answer
 end
 
-local function corrupt(what)
+function M.corrupt(what)
   error({ corrupt = what })
 end
 
 -- Fields as they are (false: absent), and those that are to be written.
-local fields, changed = {}, {}
+M.fields, M.changed = {}, {}
 
-local function get(field)
-  local value = fields[field]
+function M.get(field)
+  local value = M.fields[field]
   if value == nil then
-    value = ask('HGET', key, field)
-    fields[field] = value
+    value = M.ask('HGET', M.key, field)
+    M.fields[field] = value
   end
   return value
 end
 
 -- Reads many fields at once.
-local function fetch(names)
+function M.fetch(names)
   local wanted = {}
   for _, name in ipairs(names) do
-    if fields[name] == nil then
+    if M.fields[name] == nil then
       wanted[#wanted + 1] = name
     end
   end
   for from = 1, #wanted, 4000 do
-    local to = min(from + 3999, #wanted)
-    local values = ask('HMGET', key, unpack(wanted, from, to))
+    local to = math.min(from + 3999, #wanted)
+    local values = M.ask('HMGET', M.key, unpack(wanted, from, to))
     for at = from, to do
-      fields[wanted[at]] = values[at - from + 1]
+      M.fields[wanted[at]] = values[at - from + 1]
     end
   end
 end
 
-local function put(field, value)
-  fields[field] = value
-  changed[field] = value
+function M.put(field, value)
+  M.fields[field] = value
+  M.changed[field] = value
 end
 
-local written_limit
-
 -- The state proper: S.epoch is 0 where there is none. P is the pinned policy, false where there is none.
-local S, P, L
 -- The moment in microseconds of the store's clock, in milliseconds of the id's own, and how far that was set back.
 --
 -- Moments are kept in milliseconds of the id's own time: that of the store, plus `offset`, which grows when the store's
 -- clock is set back. So what was kept never has to be moved.
-local now_us, now, stepped_back
+local STATE <const> = '<ddddddddddddddddd'
 
-local STATE = '<ddddddddddddddddd'
-
-local function no_state(last, fence)
+function M.no_state(last, fence)
   return {
     last = last, offset = 0, fence = fence, epoch = 0, born = 0, paused_until = 0, used = 0, held = 0, resting = 0,
     first = 0, newest = 0, cohort = 0, search = 0, moved_at = 0, expires = 0, levels_until = 0, spent_out_at = -1, tiers = {},
   }
 end
 
-local function read_state(raw)
+function M.read_state(raw)
   local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search,
-    moved_at, expires, levels_until, spent_out_at, at = unpack_struct(STATE, raw)
+    moved_at, expires, levels_until, spent_out_at, at = struct.unpack(STATE, raw)
   local tiers = {}
   while at <= #raw do
-    tiers[#tiers + 1], at = unpack_struct('<I4', raw, at)
+    tiers[#tiers + 1], at = struct.unpack('<I4', raw, at)
   end
   return {
     last = last, offset = offset, fence = fence, epoch = epoch, born = born, paused_until = paused_until, used = used,
@@ -94,19 +86,19 @@ local function read_state(raw)
   }
 end
 
-local function written_state()
-  local tiers = {}
+function M.written_state()
+  local S, tiers = M.S, {}
   for at, count in ipairs(S.tiers) do
-    tiers[at] = pack('<I4', count)
+    tiers[at] = struct.pack('<I4', count)
   end
-  return pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
+  return struct.pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
     S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at) .. table.concat(tiers)
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules.
 --
 -- A rule is { key, algorithm, limit, interval, burst, n, d, name, scope }; a class is { name, ppm }.
-local function read_policy(blob)
+function M.read_policy(blob)
   local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(cmsgpack.unpack(blob), 1, 7)
   return {
     revision = revision, ttl = ttl, safe_start = safe_start, fixed = fixed, adaptive = adaptive, classes = classes,
@@ -115,7 +107,7 @@ local function read_policy(blob)
 end
 
 -- The number of a class, from 1; jobs without one are the last. Nil where the policy has no such class.
-local function tier_of(policy, class)
+function M.tier_of(policy, class)
   if not class then
     return #policy.classes + 1
   end
@@ -127,102 +119,103 @@ local function tier_of(policy, class)
   return nil
 end
 
-local function tier_or_last(class)
-  return tier_of(P, class) or #P.classes + 1
+function M.tier_or_last(class)
+  return M.tier_of(M.P, class) or #M.P.classes + 1
 end
 
-local function forget_all()
-  fields, changed = {}, {}
-  fields.v, fields.s, fields.d, fields.p, fields.l, fields.q, fields.w, fields.z =
+function M.forget_all()
+  M.fields, M.changed = {}, {}
+  M.fields.v, M.fields.s, M.fields.d, M.fields.p, M.fields.l, M.fields.q, M.fields.w, M.fields.z =
     false, false, false, false, false, false, false, false
-  ask('DEL', key)
-  local offset = S.offset
-  S, P, L = no_state(S.last, S.fence), false, false
-  S.offset = offset
+  M.ask('DEL', M.key)
+  local offset = M.S.offset
+  M.S, M.P, M.L = M.no_state(M.S.last, M.S.fence), false, false
+  M.S.offset = offset
 end
 
-local function paused_ms()
-  return max(0, S.paused_until - now)
+function M.paused_ms()
+  return math.max(0, M.S.paused_until - M.now)
 end
 
 -- The epoch, begun where there is none.
-local function live()
-  if S.epoch == 0 then
-    S.fence = max(S.fence + 1, now_us)
-    S.epoch = S.fence
-    S.born = now
-    put('v', LAYOUT)
+function M.live()
+  if M.S.epoch == 0 then
+    M.S.fence = math.max(M.S.fence + 1, M.now_us)
+    M.S.epoch = M.S.fence
+    M.S.born = M.now
+    M.put('v', LAYOUT)
   end
 end
 
-local function load_state()
-  fields, changed = {}, {}
-  local names = { 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z' }
-  local values = ask('HMGET', key, unpack(names))
-  for at, name in ipairs(names) do
-    fields[name] = values[at]
-  end
-  local layout = fields.v and tonumber(fields.v)
+function M.load_state()
+  M.fields, M.changed = {}, {}
+  local values = M.ask('HMGET', M.key, 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z')
+  local fields = {
+    v = values[1], s = values[2], d = values[3], p = values[4], l = values[5], q = values[6], w = values[7],
+    z = values[8],
+  }
+  M.fields = fields
+  local layout = M.fields.v and tonumber(M.fields.v)
   if layout and layout > LAYOUT then
     error({ layout = layout })
   end
-  if fields.s then
+  if M.fields.s then
     if not layout then
-      corrupt('layout')
+      M.corrupt('layout')
     end
-    S = read_state(fields.s)
-    if S.held < S.resting or S.epoch < 1 then
-      corrupt('state')
+    M.S = M.read_state(M.fields.s)
+    if M.S.held < M.S.resting or M.S.epoch < 1 then
+      M.corrupt('state')
     end
-  elseif layout or fields.p then
-    corrupt('state')
+  elseif layout or M.fields.p then
+    M.corrupt('state')
   else
-    S = no_state(0, 0)
+    M.S = M.no_state(0, 0)
   end
-  P = fields.p and read_policy(fields.p)
-  if not P and fields.d or P and not fields.d then
-    corrupt('policy')
+  M.P = M.fields.p and M.read_policy(M.fields.p)
+  if not M.P and M.fields.d or M.P and not M.fields.d then
+    M.corrupt('policy')
   end
 end
 
 -- Settles what now is.
-local function settle_clock()
-  local given = min(clock(), LAST)
-  stepped_back = 0
-  if S.last - given > BEHIND_US then
-    stepped_back = ceil((S.last - given) / 1000)
-    S.offset = S.offset + stepped_back
-    S.last = given
+function M.settle_clock()
+  local given = math.min(M.clock(), LAST)
+  M.stepped_back = 0
+  if M.S.last - given > BEHIND_US then
+    M.stepped_back = math.ceil((M.S.last - given) / 1000)
+    M.S.offset = M.S.offset + M.stepped_back
+    M.S.last = given
   else
-    S.last = max(S.last, given)
+    M.S.last = math.max(M.S.last, given)
   end
-  now_us = S.last
-  now = floor(now_us / 1000) + S.offset
+  M.now_us = M.S.last
+  M.now = math.floor(M.now_us / 1000) + M.S.offset
 end
 
 -- Keeps the key as long as its pin, its levels and its pause.
-local function keep_alive()
-  local until_ms = max(now + PIN_TTL, S.levels_until, S.paused_until)
-  if S.expires < until_ms then
-    S.expires = until_ms + DAY
-    return lives(S.expires - now + DAY)
+function M.keep_alive()
+  local until_ms = math.max(M.now + PIN_TTL, M.S.levels_until, M.S.paused_until)
+  if M.S.expires < until_ms then
+    M.S.expires = until_ms + DAY
+    return M.lives(M.S.expires - M.now + DAY)
   end
   return nil
 end
 
 -- Writes what was changed. Where `frees` only gives back or keeps what is there, a full server does it all the same: it
 -- refuses a script at its first write alone, and only one that takes memory.
-local function write(frees)
-  if S.epoch == 0 then
+function M.write(frees)
+  if M.S.epoch == 0 then
     return
   end
-  local ttl = keep_alive()
-  if L and L.changed then
-    put('l', written_limit())
+  local ttl = M.keep_alive()
+  if M.L and M.L.changed then
+    M.put('l', M.written_limit())
   end
-  put('s', written_state())
+  M.put('s', M.written_state())
   local set, del = {}, {}
-  for field, value in pairs(changed) do
+  for field, value in pairs(M.changed) do
     if value then
       set[#set + 1] = field
       set[#set + 1] = value
@@ -230,36 +223,70 @@ local function write(frees)
       del[#del + 1] = field
     end
   end
-  changed = {}
+  M.changed = {}
   if frees then
-    ask('HDEL', key, 'x')
+    M.ask('HDEL', M.key, 'x')
   end
   for from = 1, #set, 4000 do
-    ask('HSET', key, unpack(set, from, min(from + 3999, #set)))
+    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, #set)))
   end
   for from = 1, #del, 4000 do
-    ask('HDEL', key, unpack(del, from, min(from + 3999, #del)))
+    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, #del)))
   end
   if ttl then
-    ask('PEXPIRE', key, string.format('%.0f', ttl))
+    M.ask('PEXPIRE', M.key, string.format('%.0f', ttl))
   end
 end
 
-local function limit_now()
-  if not P then
+function M.limit_now()
+  if not M.P then
     return nil
   end
-  if P.adaptive then
-    return L.value
+  if M.P.adaptive then
+    return M.L.value
   end
-  return P.fixed or nil
+  return M.P.fixed or nil
 end
 
 -- What every answer carries.
-local function head()
-  local limit = limit_now()
+function M.head()
+  local limit = M.limit_now()
   return {
-    S.epoch, now_us, limit or -1, limit and S.moved_at or 0, P and S.held or -1, paused_ms(), P and P.revision or -1,
-    P and P.ttl or -1, stepped_back,
+    M.S.epoch, M.now_us, limit or -1, limit and M.S.moved_at or 0, M.P and M.S.held or -1, M.paused_ms(),
+    M.P and M.P.revision or -1, M.P and M.P.ttl or -1, M.stepped_back,
   }
+end
+
+-- From 7.0 on, what is published goes where the keys are, and to no other server.
+M.PUBLISH = (redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH'
+
+M.pushes = {}
+
+-- Notes a change that all are told of, once it is written.
+function M.tell_all(message)
+  M.pushes[#M.pushes + 1] = message
+end
+
+function M.tell_limit()
+  M.tell_all(string.format('limit %.0f %.0f', M.limit_now(), M.S.moved_at))
+end
+
+function M.publish()
+  for _, message in ipairs(M.pushes) do
+    M.ask(M.PUBLISH, M.key .. ':all', message)
+  end
+  M.pushes = {}
+end
+
+-- Notes a limit that is no longer what it was, later than any move that anyone can know of.
+function M.limit_moved(before)
+  if M.limit_now() ~= before then
+    M.S.moved_at = math.max(M.now_us, M.S.moved_at + 1)
+    M.tell_limit()
+  end
+end
+
+-- What is left of the time that a safe start waits.
+function M.safe_start_left()
+  return M.P and M.P.safe_start and math.max(0, M.S.born + M.P.ttl - M.now) or 0
 end

@@ -1,16 +1,12 @@
 -- STEP: what every script does around what is its own.
 
--- Whether the pin was without use for so long that it is forgotten. A level that is not at rest and a pause keep it.
-local function is_outlived()
-  if S.epoch == 0 or paused_ms() > 0 then
-    return false
-  elseif not P then
-    return now - S.born >= PIN_TTL
-  elseif now - S.used < PIN_TTL or S.held > 0 or now < S.levels_until then
+-- Whether a pin that was without use for long is forgotten. A level that is not at rest and a pause keep it.
+function M.is_outlived()
+  if M.paused_ms() > 0 or M.P and (M.S.held > 0 or M.now < M.S.levels_until) then
     return false
   end
-  for index, rule in ipairs(P.rules) do
-    if not rule[9] and rests_at(rule, own_level(index)) > now then
+  for index, rule in ipairs(M.P and M.P.rules or {}) do
+    if not rule[9] and M.rests_at(rule, M.own_level(index)) > M.now then
       return false
     end
   end
@@ -18,41 +14,49 @@ local function is_outlived()
 end
 
 -- Reads the state, settles what now is, and sweeps.
-local function begin()
-  cohorts, joined, own, identities, pushes, Q, L = {}, {}, {}, {}, {}, nil, false
-  load_state()
-  settle_clock()
-  if P then
-    if P.adaptive then
-      L = read_limit(fields.l or corrupt('limit'))
+function M.begin()
+  M.cohorts, M.joined, M.own, M.identities, M.pushes, M.Q, M.L = {}, {}, {}, {}, {}, false, false
+  M.load_state()
+  M.settle_clock()
+  if M.P then
+    if M.P.adaptive then
+      M.L = M.read_limit(M.fields.l or M.corrupt('limit'))
     end
-    if #S.tiers ~= #P.classes + 1 then
-      corrupt('tiers')
+    if #M.S.tiers ~= #M.P.classes + 1 then
+      M.corrupt('tiers')
     end
-    sweep_leases()
-    if is_outlived() then
-      forget_all()
-      own = {}
+    local S = M.S
+    if S.resting > 0 or S.first ~= 0 and M.cohort(S.first).ends <= M.now then
+      M.sweep_leases()
     end
-  elseif is_outlived() then
-    forget_all()
+  end
+  local used = M.P and M.S.used or M.S.born
+  if M.S.epoch > 0 and M.now - used >= PIN_TTL and M.is_outlived() then
+    M.forget_all()
+    M.own = {}
   end
 end
 
 -- Writes all that was changed.
-local function finish(frees)
-  keep_levels()
-  note_identities()
-  keep_cohorts()
-  if Q then
-    keep_places()
+function M.finish(frees)
+  if next(M.own) then
+    M.keep_levels()
   end
-  write(frees)
-  write_identities()
+  if next(M.identities) then
+    M.note_identities()
+  end
+  M.keep_cohorts()
+  if M.Q then
+    M.keep_places()
+  end
+  M.write(frees)
+  if next(M.identities) then
+    M.write_identities()
+  end
 end
 
 -- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it.
-local function step(decide, again)
+function M.step(decide, again)
   local done, answer = pcall(decide)
   if done then
     return answer
@@ -62,7 +66,7 @@ local function step(decide, again)
   end
   if answer.refused then
     if again and string.find(answer.refused, 'OOM', 1, true) then
-      return step(again)
+      return M.step(again)
     elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
       return { err = answer.refused }
     end
@@ -74,7 +78,7 @@ local function step(decide, again)
   if not answer.corrupt then
     return { err = tostring(answer.err or 'unknown') }
   end
-  local cleared = redis.pcall('DEL', key)
+  local cleared = redis.pcall('DEL', M.key)
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end

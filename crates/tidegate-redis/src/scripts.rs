@@ -1,6 +1,6 @@
 //! The scripts: parts of Lua, put together once.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use sha1_smol::Sha1;
 
@@ -14,7 +14,7 @@ pub(crate) struct Script {
 impl Script {
     /// Puts a script together from its parts.
     pub(crate) fn of(parts: &[&str]) -> Self {
-        let source = parts.concat();
+        let source = with_values(&parts.concat());
         let sha = Sha1::from(&source).digest().to_string();
         Self { source: source.into(), sha: sha.into() }
     }
@@ -59,30 +59,72 @@ impl Scripts {
             Clock::Server => include_str!("../lua/clock.lua"),
             Clock::Argument => include_str!("../lua/clock_settable.lua"),
         };
-        // Each of them needs nearly all of the parts: every step sweeps, and many go over to another policy.
-        let script = |own| {
-            Script::of(&[
-                clock,
-                include_str!("../lua/state.lua"),
+        let script = |request: &str, rarer: &str, own: &str| {
+            let more = [
                 include_str!("../lua/limit.lua"),
                 include_str!("../lua/rules.lua"),
-                include_str!("../lua/leases.lua"),
                 include_str!("../lua/places.lua"),
+                include_str!("../lua/leases_more.lua"),
+                rarer,
                 include_str!("../lua/policy.lua"),
+            ];
+            let more = more.map(|part| format!("M.more(function()\n{part}\nend)\n")).concat();
+            Script::of(&[
+                include_str!("../lua/parts.lua"),
+                clock,
+                include_str!("../lua/state.lua"),
+                include_str!("../lua/leases.lua"),
                 include_str!("../lua/step.lua"),
+                request,
+                &more,
                 own,
             ])
         };
+        let exchange = script(
+            include_str!("../lua/exchange_request.lua"),
+            include_str!("../lua/exchange_more.lua"),
+            include_str!("../lua/exchange.lua"),
+        );
         Self {
-            exchange: script(include_str!("../lua/exchange.lua")),
-            pause: script(include_str!("../lua/pause.lua")),
-            resume: script(include_str!("../lua/resume.lua")),
-            snapshot: script(include_str!("../lua/snapshot.lua")),
-            leases_page: script(include_str!("../lua/leases_page.lua")),
-            evict: script(include_str!("../lua/evict.lua")),
-            set_limit: script(include_str!("../lua/set_limit.lua")),
-            replace_policy: script(include_str!("../lua/replace_policy.lua")),
-            forget: script(include_str!("../lua/forget.lua")),
+            exchange,
+            pause: script("", "", include_str!("../lua/pause.lua")),
+            resume: script("", "", include_str!("../lua/resume.lua")),
+            snapshot: script("", "", include_str!("../lua/snapshot.lua")),
+            leases_page: script("", "", include_str!("../lua/leases_page.lua")),
+            evict: script("", "", include_str!("../lua/evict.lua")),
+            set_limit: script("", "", include_str!("../lua/set_limit.lua")),
+            replace_policy: script("", "", include_str!("../lua/replace_policy.lua")),
+            forget: script("", "", include_str!("../lua/forget.lua")),
         }
     }
+}
+
+/// Puts constants (`local NAME <const> = value`) in by their values: a local that functions use costs every run of a script
+/// for each of them.
+fn with_values(source: &str) -> String {
+    let mut values = HashMap::new();
+    let mut left = String::with_capacity(source.len());
+    for line in source.lines() {
+        let constant =
+            line.trim_start().strip_prefix("local ").and_then(|rest| rest.split_once(" <const> = "));
+        match constant {
+            Some((name, value)) => {
+                values.insert(name, value);
+            }
+            None => {
+                left.push_str(line);
+                left.push('\n');
+            }
+        }
+    }
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut put_in = String::with_capacity(left.len());
+    let mut rest = left.as_str();
+    while !rest.is_empty() {
+        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let (first, others) = rest.split_at(word.max(rest.chars().next().map_or(0, char::len_utf8)));
+        put_in.push_str(values.get(first).copied().unwrap_or(first));
+        rest = others;
+    }
+    put_in
 }
