@@ -1,6 +1,7 @@
 //! Shows that calls to one server outlive flushed scripts, cut connections, restarts and freezes.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,9 +11,8 @@ use std::{
 
 use tidegate_core::Cause;
 
-use super::{call, cause, counting, fixture::Server, heals, run, wire};
+use super::{call, cause, counting, fixture::Server, heals, run, scanned, wire};
 use crate::{
-    error,
     scripts::Script,
     wire::{Given, Lane, Options, Wire},
 };
@@ -250,12 +250,7 @@ async fn keys_are_listed() {
         run(&wire, Lane::Commands, &counting(), &format!("tidegate:{number}")).await.unwrap();
     }
     call(&wire, "other").await.unwrap();
-    let mut keys = std::collections::BTreeSet::new();
-    wire.scan(b"tidegate:*", |key| {
-        keys.insert(key);
-    })
-    .await
-    .unwrap();
+    let keys: BTreeSet<Vec<u8>> = scanned(&wire, b"tidegate:*").await.into_iter().collect();
     assert_eq!(keys.len(), 1_200);
 }
 
@@ -271,9 +266,7 @@ async fn a_connection_that_was_there_is_used_and_left_open() {
     run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
     let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();
     assert_eq!(connected, 2, "the given one, and the one that asks");
-    let mut keys = Vec::new();
-    wire.scan(b"*", |key| keys.push(key)).await.unwrap();
-    assert_eq!(keys, [b"k".to_vec()]);
+    assert_eq!(scanned(&wire, b"*").await, [b"k".to_vec()]);
     drop(wire);
     let answer: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
     assert_eq!(answer, "PONG");
