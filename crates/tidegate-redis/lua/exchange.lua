@@ -391,8 +391,11 @@ end
 
 -- Whether the request was checked against another policy than the one that is to decide.
 local function is_unchecked()
-  if P then
-    return fields.d ~= base
+  if P and fields.d ~= base then
+    check_policy()
+    return true
+  elseif P then
+    return false
   end
   return base ~= '' or not offered
 end

@@ -9,7 +9,8 @@ local cohorts, joined, CHUNK, RESTING, cohort, cohort_slots, lease_at, keep_leas
 
 do
   local LEASE = '<ddddB'
-  local COHORT = '<dddd'
+  -- The last number is the sum of those before it and 1: what was damaged is known by it.
+  local COHORT = '<ddddd'
   CHUNK = 1024
   local MOST_LEASES = 1000000
 
@@ -23,7 +24,12 @@ do
         corrupt('cohort')
       end
       it = {}
-      it.ends, it.count, it.earlier, it.later = unpack_struct(COHORT, raw)
+      local sum
+      it.ends, it.count, it.earlier, it.later, sum = unpack_struct(COHORT, raw)
+      if sum ~= 1 + it.ends + it.count + it.earlier + it.later
+        or it.ends % 1 + it.count % 1 + it.earlier % 1 + it.later % 1 ~= 0 then
+        corrupt('cohort')
+      end
       cohorts[number] = it
     end
     return it
@@ -95,7 +101,8 @@ do
         put('c' .. number, false)
         put('k' .. number, false)
       elseif it.changed then
-        put('c' .. number, pack(COHORT, it.ends, it.count, it.earlier, it.later))
+        put('c' .. number, pack(COHORT, it.ends, it.count, it.earlier, it.later,
+          1 + it.ends + it.count + it.earlier + it.later))
         if it.slots then
           put('k' .. number, table.concat(it.slots))
         end
@@ -195,7 +202,7 @@ do
     return true
   end
 
-  RESTING = 16
+  RESTING = 24
 
   -- Puts a slot behind all that rest no longer than it.
   local function rest(slot, ends)
@@ -209,7 +216,8 @@ do
         high = middle
       end
     end
-    put('z', sub(all, 1, low * RESTING) .. pack('<dd', ends, slot) .. sub(all, low * RESTING + 1))
+    put('z', sub(all, 1, low * RESTING) .. pack('<ddd', ends, slot, 1 + ends + slot)
+      .. sub(all, low * RESTING + 1))
     S.resting = S.resting + 1
   end
 
@@ -353,7 +361,10 @@ do
         if not all then
           return
         end
-        local ends, slot = unpack_struct('<dd', all)
+        local ends, slot, sum = unpack_struct('<ddd', all)
+        if sum ~= 1 + ends + slot or ends % 1 + slot % 1 ~= 0 or #all % RESTING ~= 0 then
+          corrupt('resting')
+        end
         if ends > now then
           return
         end

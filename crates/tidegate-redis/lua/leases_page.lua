@@ -41,6 +41,10 @@ return step(function()
   local page = {}
   for _, slot in ipairs(slots) do
     local lease = lease_at(slot) or corrupt('slots')
+    local parts = lease.fence % 1 + lease.epoch % 1 + lease.granted % 1
+    if parts ~= 0 or lease.fence < 1 or lease.epoch < 1 or lease.fence > S.fence or lease.granted > now then
+      corrupt('lease')
+    end
     local rests = lease.cohort < 0
     local ends = rests and (resting_until[slot] or corrupt('resting')) or not rests and cohort(lease.cohort).ends
     local class = P.classes[lease.tier] and P.classes[lease.tier][1] or false

@@ -10,9 +10,23 @@ do
   -- Clean windows that lift a probe after a decrease, those after which it has rested, and the most that its step doubles.
   local LIFTS, RESTED, DOUBLINGS = 2, 26, 20
 
+  -- Damage is known by it.
+  local function sum_of(limit)
+    return 1 + limit.value + limit.since + limit.demand + limit.throttle + limit.decrease + limit.tally_since
+      + limit.releases + limit.throttled + limit.releases_before + limit.throttled_before + limit.doubled + limit.good
+      + limit.top + limit.windows
+  end
+
+  -- What the numbers have beside whole ones: nothing.
+  local function parts_of(limit)
+    return limit.value % 1 + limit.since % 1 + limit.demand % 1 + limit.throttle % 1 + limit.decrease % 1
+      + limit.tally_since % 1 + limit.releases % 1 + limit.throttled % 1 + limit.releases_before % 1
+      + limit.throttled_before % 1 + limit.doubled % 1 + limit.good % 1 + limit.top % 1 + limit.windows % 1
+  end
+
   written_limit = function()
     return pack(LIMIT, L.value, L.since, L.demand, L.throttle, L.decrease, L.tally_since, L.releases, L.throttled,
-      L.releases_before, L.throttled_before, L.doubled, L.good, L.top) .. pack('<d', L.windows)
+      L.releases_before, L.throttled_before, L.doubled, L.good, L.top) .. pack('<dd', L.windows, sum_of(L))
   end
 
   function read_limit(raw)
@@ -20,7 +34,11 @@ do
     limit.value, limit.since, limit.demand, limit.throttle, limit.decrease, limit.tally_since, limit.releases,
       limit.throttled, limit.releases_before, limit.throttled_before, limit.doubled, limit.good, limit.top =
       unpack_struct(LIMIT, raw)
-    limit.windows = unpack_struct('<d', raw, 105)
+    local sum
+    limit.windows, sum = unpack_struct('<dd', raw, 105)
+    if sum ~= sum_of(limit) or parts_of(limit) ~= 0 then
+      corrupt('limit')
+    end
     return limit
   end
 

@@ -55,6 +55,9 @@ local function load_places()
       Q.offered[tier], at = unpack_struct('<I4', raw, at)
     end
     Q.all = sub(raw, at)
+    if #Q.all % PLACE_BYTES ~= 0 or not (Q.lapse <= now + LAPSES) then
+      corrupt('places')
+    end
   else
     for tier = 1, tiers do
       Q.offered[tier] = 0

@@ -9,25 +9,35 @@ local own, identities, rests_at, advance_to, does_not_fit, spend, settle, observ
 
 do
   local TOKEN_BUCKET, FIXED_WINDOW = 0, 1
-  local LEVEL = '<ddddddd'
+  -- The last number is the sum of those before it and 1: what was damaged is known by it.
+  local LEVEL = '<dddddddd'
   local ENTRY = 24
   local CROWDED, PART = 512, 512
 
   local function read_level(raw, from)
-    local used, x, at, spent, rested, seen_at, seen_mark, rest = unpack_struct(LEVEL, raw, from)
+    local used, x, at, spent, rested, seen_at, seen_mark, sum, rest = unpack_struct(LEVEL, raw, from)
+    local log = sub(raw, rest)
+    if sum ~= 1 + used + x + at + spent + rested + seen_at + seen_mark or #log % ENTRY ~= 0
+      or used % 1 + x % 1 + at % 1 + spent % 1 + rested % 1 + seen_at % 1 + seen_mark % 1 ~= 0 then
+      corrupt('level')
+    end
     return {
-      used = used, x = x, at = at, spent = spent, rested = rested, seen_at = seen_at, seen_mark = seen_mark,
-      log = sub(raw, rest),
+      used = used, x = x, at = at, spent = spent, rested = rested, seen_at = seen_at, seen_mark = seen_mark, log = log,
     }
   end
 
   local function written_level(level)
-    return pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark)
-      .. level.log
+    return pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark,
+      1 + level.used + level.x + level.at + level.spent + level.rested + level.seen_at + level.seen_mark) .. level.log
   end
 
-  local function entry(log, index)
-    return unpack_struct('<ddd', log, (index - 1) * ENTRY + 1)
+  -- The entry that begins at `from`: its first moment, its last, and its sum.
+  local function entry(log, from)
+    local first, last, sum = unpack_struct('<ddd', log, from)
+    if not (first <= last and last <= now and sum >= 0) or first % 1 + last % 1 + sum % 1 ~= 0 then
+      corrupt('level')
+    end
+    return first, last, sum
   end
 
   -- The time until so many more tokens have come.
@@ -51,7 +61,7 @@ do
     elseif level.log == '' then
       return 0
     end
-    local _, last = unpack_struct('<dd', level.log, #level.log - ENTRY + 1)
+    local _, last = entry(level.log, #level.log - ENTRY + 1)
     return last + rule[4]
   end
 
@@ -86,7 +96,7 @@ do
     else
       local gone = 0
       while gone < #level.log do
-        local _, last, sum = unpack_struct('<ddd', level.log, gone + 1)
+        local _, last, sum = entry(level.log, gone + 1)
         if at < last + rule[4] then
           break
         end
@@ -97,6 +107,9 @@ do
         level.log = sub(level.log, gone + 1)
       end
       rests = level.log == ''
+      if rests and level.used ~= 0 then
+        corrupt('level')
+      end
     end
     if rests then
       level.spent, level.seen_at, level.seen_mark = 0, -1, 0
@@ -121,7 +134,7 @@ do
     end
     local freed, leaves = 0, 0
     for from = 1, #level.log, ENTRY do
-      local _, last, sum = unpack_struct('<ddd', level.log, from)
+      local _, last, sum = entry(level.log, from)
       freed, leaves = freed + sum, last + rule[4]
       if freed >= amount then
         break
@@ -145,7 +158,7 @@ do
     local log = level.log
     if log ~= '' then
       local back = #log - ENTRY + 1
-      local first, last, sum = unpack_struct('<ddd', log, back)
+      local first, last, sum = entry(log, back)
       local crowded = #log >= CROWDED * ENTRY
       if last >= at or crowded and at - first <= floor(rule[4] / PART) then
         level.log = sub(log, 1, back - 1) .. pack('<ddd', first, max(last, at), sum + amount)
@@ -172,7 +185,7 @@ do
       local low, high = 0, #log / ENTRY
       while low < high do
         local middle = floor((low + high) / 2)
-        local _, last = entry(log, middle + 1)
+        local _, last = entry(log, middle * ENTRY + 1)
         if last < granted then
           low = middle + 1
         else
@@ -182,7 +195,7 @@ do
       if low >= #log / ENTRY then
         return
       end
-      local first, last, sum = entry(log, low + 1)
+      local first, last, sum = entry(log, low * ENTRY + 1)
       if first > granted then
         return
       end

@@ -7,6 +7,9 @@
 return step(function()
   begin()
   local body = false
+  if P then
+    check_policy()
+  end
   if S.epoch > 0 then
     local levels = {}
     for index, rule in ipairs(P and P.rules or {}) do

@@ -71,7 +71,8 @@ local S, P, L
 -- clock is set back. So what was kept never has to be moved.
 local now_us, now, stepped_back
 
-local STATE = '<ddddddddddddddddd'
+-- The last number is the sum of those before it and 1: what was damaged is known by it, or by a number that is not whole.
+local STATE = '<dddddddddddddddddd'
 
 local function no_state(last, fence)
   return {
@@ -82,10 +83,21 @@ end
 
 local function read_state(raw)
   local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search,
-    moved_at, expires, levels_until, spent_out_at, at = unpack_struct(STATE, raw)
-  local tiers = {}
+    moved_at, expires, levels_until, spent_out_at, sum, at = unpack_struct(STATE, raw)
+  if sum ~= 1 + last + offset + fence + epoch + born + paused_until + used + held + resting + first + newest + cohort
+    + search + moved_at + expires + levels_until + spent_out_at
+    or last % 1 + offset % 1 + fence % 1 + epoch % 1 + born % 1 + paused_until % 1 + used % 1 + held % 1 + resting % 1
+    + first % 1 + newest % 1 + cohort % 1 + search % 1 + moved_at % 1 + expires % 1 + levels_until % 1
+    + spent_out_at % 1 ~= 0 then
+    corrupt('state')
+  end
+  local tiers, in_tiers = {}, 0
   while at <= #raw do
     tiers[#tiers + 1], at = unpack_struct('<I4', raw, at)
+    in_tiers = in_tiers + tiers[#tiers]
+  end
+  if in_tiers ~= held then
+    corrupt('tiers')
   end
   return {
     last = last, offset = offset, fence = fence, epoch = epoch, born = born, paused_until = paused_until, used = used,
@@ -100,7 +112,9 @@ local function written_state()
     tiers[at] = pack('<I4', count)
   end
   return pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
-    S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at) .. table.concat(tiers)
+    S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at,
+    1 + S.last + S.offset + S.fence + S.epoch + S.born + S.paused_until + S.used + S.held + S.resting + S.first + S.newest
+    + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at) .. table.concat(tiers)
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules.

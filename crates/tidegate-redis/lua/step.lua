@@ -17,6 +17,13 @@ local function is_outlived()
   return true
 end
 
+-- Whether the policy is the one that was pinned.
+local function check_policy()
+  if redis.sha1hex(fields.p) ~= fields.d then
+    corrupt('policy')
+  end
+end
+
 -- Reads the state, settles what now is, and sweeps.
 local function begin()
   cohorts, joined, own, identities, pushes, Q, L = {}, {}, {}, {}, {}, nil, false
@@ -29,7 +36,14 @@ local function begin()
     if #S.tiers ~= #P.classes + 1 then
       corrupt('tiers')
     end
+    -- Now and then, since it takes its time.
+    if now % 64 == 0 then
+      check_policy()
+    end
     sweep_leases()
+    if S.held > 0 and S.first == 0 and S.resting == 0 then
+      corrupt('held')
+    end
     if is_outlived() then
       forget_all()
       own = {}
@@ -74,7 +88,8 @@ local function step(decide, again)
   if not answer.corrupt then
     return { err = tostring(answer.err or 'unknown') }
   end
-  local cleared = redis.pcall('DEL', key)
+  -- All that was looked at: what made no sense may be beside the id's own key.
+  local cleared = redis.pcall('DEL', unpack(KEYS))
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end
