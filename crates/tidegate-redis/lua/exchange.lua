@@ -146,8 +146,11 @@ end
 
 -- Whether the request was checked against another policy than the one that is to decide.
 function M.is_unchecked()
-  if M.P then
-    return M.fields.d ~= R.base
+  if M.P and M.fields.d ~= R.base then
+    M.check_policy()
+    return true
+  elseif M.P then
+    return false
   end
   return R.base ~= '' or not R.offered
 end

@@ -5,7 +5,8 @@
 -- that is, how many are left, the cohorts before and after it, and `k` with the slots that ever were in it.
 
 local LEASE <const> = '<ddddB'
-local COHORT <const> = '<dddd'
+-- The last number is the sum of those before it and 1: what was damaged is known by it.
+local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
 
@@ -19,7 +20,12 @@ function M.cohort(number)
       M.corrupt('cohort')
     end
     it = {}
-    it.ends, it.count, it.earlier, it.later = struct.unpack(COHORT, raw)
+    local sum
+    it.ends, it.count, it.earlier, it.later, sum = struct.unpack(COHORT, raw)
+    if sum ~= 1 + it.ends + it.count + it.earlier + it.later
+      or it.ends % 1 + it.count % 1 + it.earlier % 1 + it.later % 1 ~= 0 then
+      M.corrupt('cohort')
+    end
     M.cohorts[number] = it
   end
   return it
@@ -91,7 +97,8 @@ function M.keep_cohorts()
       M.put('c' .. number, false)
       M.put('k' .. number, false)
     elseif it.changed then
-      M.put('c' .. number, struct.pack(COHORT, it.ends, it.count, it.earlier, it.later))
+      M.put('c' .. number, struct.pack(COHORT, it.ends, it.count, it.earlier, it.later,
+        1 + it.ends + it.count + it.earlier + it.later))
       if it.slots then
         M.put('k' .. number, table.concat(it.slots))
       end
@@ -178,7 +185,7 @@ function M.grant(tier, owner)
   return slot
 end
 
-local RESTING <const> = 16
+local RESTING <const> = 24
 
 function M.free(lease)
   if lease.cohort < 0 then

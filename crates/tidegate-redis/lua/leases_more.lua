@@ -26,7 +26,8 @@ function M.rest(slot, ends)
       high = middle
     end
   end
-  M.put('z', string.sub(all, 1, low * RESTING) .. struct.pack('<dd', ends, slot) .. string.sub(all, low * RESTING + 1))
+  M.put('z', string.sub(all, 1, low * RESTING) .. struct.pack('<ddd', ends, slot, 1 + ends + slot)
+    .. string.sub(all, low * RESTING + 1))
   M.S.resting = M.S.resting + 1
 end
 
@@ -108,7 +109,10 @@ function M.sweep_leases()
       if not all then
         return
       end
-      local ends, slot = struct.unpack('<dd', all)
+      local ends, slot, sum = struct.unpack('<ddd', all)
+      if sum ~= 1 + ends + slot or ends % 1 + slot % 1 ~= 0 or #all % RESTING ~= 0 then
+        M.corrupt('resting')
+      end
       if ends > M.now then
         return
       end

@@ -41,6 +41,10 @@ return M.step(function()
   local page = {}
   for _, slot in ipairs(slots) do
     local lease = M.lease_at(slot) or M.corrupt('slots')
+    local parts = lease.fence % 1 + lease.epoch % 1 + lease.granted % 1
+    if parts ~= 0 or lease.fence < 1 or lease.epoch < 1 or lease.fence > M.S.fence or lease.granted > M.now then
+      M.corrupt('lease')
+    end
     local rests = lease.cohort < 0
     local ends = rests and (resting_until[slot] or M.corrupt('resting')) or not rests and M.cohort(lease.cohort).ends
     local class = M.P.classes[lease.tier] and M.P.classes[lease.tier][1] or false

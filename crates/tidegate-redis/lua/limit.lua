@@ -10,10 +10,23 @@ local LIFTS <const> = 2
 local RESTED <const> = 26
 local DOUBLINGS <const> = 20
 
+-- Damage is known by it.
+function M.sum_of(limit)
+  return 1 + limit.value + limit.since + limit.demand + limit.throttle + limit.decrease + limit.tally_since
+    + limit.releases + limit.throttled + limit.releases_before + limit.throttled_before + limit.doubled + limit.good
+    + limit.top + limit.windows
+end
+
+-- What the numbers have beside whole ones: nothing.
+function M.parts_of(limit)
+  return limit.value % 1 + limit.since % 1 + limit.demand % 1 + limit.throttle % 1 + limit.decrease % 1
+    + limit.tally_since % 1 + limit.releases % 1 + limit.throttled % 1 + limit.releases_before % 1
+    + limit.throttled_before % 1 + limit.doubled % 1 + limit.good % 1 + limit.top % 1 + limit.windows % 1
+end
+
 function M.written_limit()
-  local L = M.L
-  return struct.pack(LIMIT, L.value, L.since, L.demand, L.throttle, L.decrease, L.tally_since, L.releases, L.throttled,
-    L.releases_before, L.throttled_before, L.doubled, L.good, L.top) .. struct.pack('<d', L.windows)
+  return struct.pack(LIMIT, M.L.value, M.L.since, M.L.demand, M.L.throttle, M.L.decrease, M.L.tally_since, M.L.releases, M.L.throttled,
+    M.L.releases_before, M.L.throttled_before, M.L.doubled, M.L.good, M.L.top) .. struct.pack('<dd', M.L.windows, M.sum_of(M.L))
 end
 
 function M.read_limit(raw)
@@ -21,7 +34,11 @@ function M.read_limit(raw)
   limit.value, limit.since, limit.demand, limit.throttle, limit.decrease, limit.tally_since, limit.releases,
     limit.throttled, limit.releases_before, limit.throttled_before, limit.doubled, limit.good, limit.top =
     struct.unpack(LIMIT, raw)
-  limit.windows = struct.unpack('<d', raw, 105)
+  local sum
+  limit.windows, sum = struct.unpack('<dd', raw, 105)
+  if sum ~= M.sum_of(limit) or M.parts_of(limit) ~= 0 then
+    M.corrupt('limit')
+  end
   return limit
 end
 

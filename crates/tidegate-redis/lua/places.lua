@@ -26,6 +26,9 @@ function M.load_places()
       M.Q.offered[tier], at = struct.unpack('<I4', raw, at)
     end
     M.Q.all = string.sub(raw, at)
+    if #M.Q.all % PLACE_BYTES ~= 0 or not (M.Q.lapse <= M.now + LAPSES) then
+      M.corrupt('places')
+    end
   else
     for tier = 1, tiers do
       M.Q.offered[tier] = 0

@@ -6,26 +6,36 @@
 
 local TOKEN_BUCKET <const> = 0
 local FIXED_WINDOW <const> = 1
-local LEVEL <const> = '<ddddddd'
+-- The last number is the sum of those before it and 1: what was damaged is known by it.
+local LEVEL <const> = '<dddddddd'
 local ENTRY <const> = 24
 local CROWDED <const> = 512
 local PART <const> = 512
 
 function M.read_level(raw, from)
-  local used, x, at, spent, rested, seen_at, seen_mark, rest = struct.unpack(LEVEL, raw, from)
+  local used, x, at, spent, rested, seen_at, seen_mark, sum, rest = struct.unpack(LEVEL, raw, from)
+  local log = string.sub(raw, rest)
+  if sum ~= 1 + used + x + at + spent + rested + seen_at + seen_mark or #log % ENTRY ~= 0
+    or used % 1 + x % 1 + at % 1 + spent % 1 + rested % 1 + seen_at % 1 + seen_mark % 1 ~= 0 then
+    M.corrupt('level')
+  end
   return {
-    used = used, x = x, at = at, spent = spent, rested = rested, seen_at = seen_at, seen_mark = seen_mark,
-    log = string.sub(raw, rest),
+    used = used, x = x, at = at, spent = spent, rested = rested, seen_at = seen_at, seen_mark = seen_mark, log = log,
   }
 end
 
 function M.written_level(level)
-  return struct.pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark)
-    .. level.log
+  return struct.pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark,
+    1 + level.used + level.x + level.at + level.spent + level.rested + level.seen_at + level.seen_mark) .. level.log
 end
 
-function M.entry(log, index)
-  return struct.unpack('<ddd', log, (index - 1) * ENTRY + 1)
+-- The entry that begins at `from`: its first moment, its last, and its sum.
+function M.entry(log, from)
+  local first, last, sum = struct.unpack('<ddd', log, from)
+  if not (first <= last and last <= M.now and sum >= 0) or first % 1 + last % 1 + sum % 1 ~= 0 then
+    M.corrupt('level')
+  end
+  return first, last, sum
 end
 
 -- The time until so many more tokens have come.
@@ -49,7 +59,7 @@ function M.rests_at(rule, level)
   elseif level.log == '' then
     return 0
   end
-  local _, last = struct.unpack('<dd', level.log, #level.log - ENTRY + 1)
+  local _, last = M.entry(level.log, #level.log - ENTRY + 1)
   return last + rule[4]
 end
 
@@ -84,7 +94,7 @@ function M.advance_to(rule, level, at)
   else
     local gone = 0
     while gone < #level.log do
-      local _, last, sum = struct.unpack('<ddd', level.log, gone + 1)
+      local _, last, sum = M.entry(level.log, gone + 1)
       if at < last + rule[4] then
         break
       end
@@ -95,6 +105,9 @@ function M.advance_to(rule, level, at)
       level.log = string.sub(level.log, gone + 1)
     end
     rests = level.log == ''
+    if rests and level.used ~= 0 then
+      M.corrupt('level')
+    end
   end
   if rests then
     level.spent, level.seen_at, level.seen_mark = 0, -1, 0
@@ -119,7 +132,7 @@ function M.frees_in(rule, level, amount)
   end
   local freed, leaves = 0, 0
   for from = 1, #level.log, ENTRY do
-    local _, last, sum = struct.unpack('<ddd', level.log, from)
+    local _, last, sum = M.entry(level.log, from)
     freed, leaves = freed + sum, last + rule[4]
     if freed >= amount then
       break
@@ -143,7 +156,7 @@ function M.add(rule, level, at, amount)
   local log = level.log
   if log ~= '' then
     local back = #log - ENTRY + 1
-    local first, last, sum = struct.unpack('<ddd', log, back)
+    local first, last, sum = M.entry(log, back)
     local crowded = #log >= CROWDED * ENTRY
     if last >= at or crowded and at - first <= math.floor(rule[4] / PART) then
       level.log = string.sub(log, 1, back - 1) .. struct.pack('<ddd', first, math.max(last, at), sum + amount)
@@ -170,7 +183,7 @@ function M.give_back(rule, level, granted, amount)
     local low, high = 0, #log / ENTRY
     while low < high do
       local middle = math.floor((low + high) / 2)
-      local _, last = M.entry(log, middle + 1)
+      local _, last = M.entry(log, middle * ENTRY + 1)
       if last < granted then
         low = middle + 1
       else
@@ -180,7 +193,7 @@ function M.give_back(rule, level, granted, amount)
     if low >= #log / ENTRY then
       return
     end
-    local first, last, sum = M.entry(log, low + 1)
+    local first, last, sum = M.entry(log, low * ENTRY + 1)
     if first > granted then
       return
     end

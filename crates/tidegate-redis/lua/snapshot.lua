@@ -7,6 +7,9 @@
 return M.step(function()
   M.begin()
   local body = false
+  if M.P then
+    M.check_policy()
+  end
   if M.S.epoch > 0 then
     local levels = {}
     for index, rule in ipairs(M.P and M.P.rules or {}) do

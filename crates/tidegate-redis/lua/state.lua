@@ -63,7 +63,8 @@ end
 --
 -- Moments are kept in milliseconds of the id's own time: that of the store, plus `offset`, which grows when the store's
 -- clock is set back. So what was kept never has to be moved.
-local STATE <const> = '<ddddddddddddddddd'
+-- The last number is the sum of those before it and 1: what was damaged is known by it, or by a number that is not whole.
+local STATE <const> = '<dddddddddddddddddd'
 
 function M.no_state(last, fence)
   return {
@@ -74,10 +75,21 @@ end
 
 function M.read_state(raw)
   local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search,
-    moved_at, expires, levels_until, spent_out_at, at = struct.unpack(STATE, raw)
-  local tiers = {}
+    moved_at, expires, levels_until, spent_out_at, sum, at = struct.unpack(STATE, raw)
+  if sum ~= 1 + last + offset + fence + epoch + born + paused_until + used + held + resting + first + newest + cohort
+    + search + moved_at + expires + levels_until + spent_out_at
+    or last % 1 + offset % 1 + fence % 1 + epoch % 1 + born % 1 + paused_until % 1 + used % 1 + held % 1 + resting % 1
+    + first % 1 + newest % 1 + cohort % 1 + search % 1 + moved_at % 1 + expires % 1 + levels_until % 1
+    + spent_out_at % 1 ~= 0 then
+    M.corrupt('state')
+  end
+  local tiers, in_tiers = {}, 0
   while at <= #raw do
     tiers[#tiers + 1], at = struct.unpack('<I4', raw, at)
+    in_tiers = in_tiers + tiers[#tiers]
+  end
+  if in_tiers ~= held then
+    M.corrupt('tiers')
   end
   return {
     last = last, offset = offset, fence = fence, epoch = epoch, born = born, paused_until = paused_until, used = used,
@@ -91,8 +103,10 @@ function M.written_state()
   for at, count in ipairs(S.tiers) do
     tiers[at] = struct.pack('<I4', count)
   end
-  return struct.pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
-    S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at) .. table.concat(tiers)
+  return struct.pack(STATE, M.S.last, M.S.offset, M.S.fence, M.S.epoch, M.S.born, M.S.paused_until, M.S.used, M.S.held, M.S.resting, M.S.first,
+    M.S.newest, M.S.cohort, M.S.search, M.S.moved_at, M.S.expires, M.S.levels_until, M.S.spent_out_at,
+    1 + M.S.last + M.S.offset + M.S.fence + M.S.epoch + M.S.born + M.S.paused_until + M.S.used + M.S.held + M.S.resting + M.S.first + M.S.newest
+    + M.S.cohort + M.S.search + M.S.moved_at + M.S.expires + M.S.levels_until + M.S.spent_out_at) .. table.concat(tiers)
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules.

@@ -13,6 +13,13 @@ function M.is_outlived()
   return true
 end
 
+-- Whether the policy is the one that was pinned.
+function M.check_policy()
+  if redis.sha1hex(M.fields.p) ~= M.fields.d then
+    M.corrupt('policy')
+  end
+end
+
 -- Reads the state, settles what now is, and sweeps.
 function M.begin()
   M.cohorts, M.joined, M.own, M.identities, M.pushes, M.Q, M.L = {}, {}, {}, {}, {}, false, false
@@ -25,9 +32,16 @@ function M.begin()
     if #M.S.tiers ~= #M.P.classes + 1 then
       M.corrupt('tiers')
     end
+    -- Now and then, since it takes its time.
+    if M.now % 64 == 0 then
+      M.check_policy()
+    end
     local S = M.S
     if S.resting > 0 or S.first ~= 0 and M.cohort(S.first).ends <= M.now then
       M.sweep_leases()
+    end
+    if S.held > 0 and S.first == 0 and S.resting == 0 then
+      M.corrupt('held')
     end
   end
   local used = M.P and M.S.used or M.S.born
@@ -78,7 +92,8 @@ function M.step(decide, again)
   if not answer.corrupt then
     return { err = tostring(answer.err or 'unknown') }
   end
-  local cleared = redis.pcall('DEL', M.key)
+  -- All that was looked at: what made no sense may be beside the id's own key.
+  local cleared = redis.pcall('DEL', unpack(KEYS))
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end

@@ -39,10 +39,18 @@ pub(crate) struct Parts {
 /// Special characters of user and password are percent-encoded.
 ///
 /// # Commands
-/// A user with an ACL needs `EVALSHA`, `EVAL`, `INFO`, `PING` and `SCAN`, what the scripts use on the keys of the prefix,
-/// and for subscriptions `SUBSCRIBE` and `UNSUBSCRIBE`, from Redis 7.0 on `SSUBSCRIBE` and `SUNSUBSCRIBE`, on its
-/// channels. A cluster needs `CLUSTER SLOTS` and `ASKING`. On a sentinel, `SENTINEL GET-MASTER-ADDR-BY-NAME` is used. To
-/// log in, `HELLO` and `SELECT`.
+/// A user of its own needs this and no more, for the prefix `tidegate`:
+///
+/// ```text
+/// ACL SETUSER tidegate on >a-secret resetkeys ~tidegate:* resetchannels &tidegate:* -@all \
+///   +evalsha +eval +hmget +hget +hset +hdel +get +set +del +pexpire +time +publish +spublish \
+///   +subscribe +unsubscribe +ssubscribe +sunsubscribe +scan +info +ping
+/// ```
+///
+/// Up to Redis 6.2 there are no `spublish`, `ssubscribe` and `sunsubscribe`, and the line goes without them. A cluster
+/// needs `+cluster|slots` and `+asking` as well, a URL with a database `+select`. On a sentinel the user has a name of its
+/// own and needs `+sentinel|get-master-addr-by-name` alone. `scan` serves lists of ids alone. Without `info` a store works,
+/// and tells as a risk that it could not look at the server.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) parts: Arc<Parts>,

@@ -8,8 +8,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Answer, Cause, Head, Id, Invalid, LeaseView, Name, Operators, Page, Policy, Reply, RuleLevel, Snapshot,
-    StoreError, Token, store::page_size, time::EXACT,
+    Answer, Cause, Head, Id, Invalid, LeaseView, Name, Operators, Owner, Page, Policy, Reply, RuleLevel,
+    Snapshot, StoreError, Token, store::page_size, time::EXACT,
 };
 
 use crate::{
@@ -193,12 +193,18 @@ fn levels(seen: &Seen) -> Vec<RuleLevel> {
         .collect()
 }
 
+/// An owner as far as it can be read: a name that was damaged must not keep the others from being seen.
+fn read_owner(bytes: &[u8]) -> Result<Owner, StoreError> {
+    let owner = std::str::from_utf8(bytes).ok().and_then(|text| Owner::new(text).ok());
+    owner.map_or_else(|| Owner::new("(unreadable)"), Ok).map_err(StoreError::from)
+}
+
 fn read_lease(reader: &mut Reader<'_>) -> Result<LeaseView, StoreError> {
-    let corrupt = |_| StoreError::unavailable(Cause::Corrupt, "a name that none can have");
+    let corrupt = |_| StoreError::unavailable(Cause::Corrupt, "a class that none can have");
     reader.array_of(8)?;
     let (slot, fence) = (reader.small()?, reader.number()?);
     let token = Token { epoch: tidegate_core::Epoch(reader.number()?), slot, fence };
-    let owner = tidegate_core::Owner::new(reader.text()?).map_err(corrupt)?;
+    let owner = read_owner(reader.bytes()?)?;
     let class = match reader.some_text()? {
         Some(class) => Some(Name::new("class", class).map_err(corrupt)?),
         None => None,

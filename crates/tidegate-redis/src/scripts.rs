@@ -1,6 +1,9 @@
 //! The scripts: parts of Lua, put together once.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
 
 use sha1_smol::Sha1;
 
@@ -54,7 +57,17 @@ pub(crate) struct Scripts {
 }
 
 impl Scripts {
-    pub(crate) fn new(clock: Clock) -> Self {
+    /// The scripts that go by a clock: put together once, since they are always the same.
+    pub(crate) fn by(clock: Clock) -> &'static Self {
+        static BY_SERVER: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Clock::Server));
+        static BY_ARGUMENT: LazyLock<Scripts> = LazyLock::new(|| Scripts::new(Clock::Argument));
+        match clock {
+            Clock::Server => &BY_SERVER,
+            Clock::Argument => &BY_ARGUMENT,
+        }
+    }
+
+    fn new(clock: Clock) -> Self {
         let clock = match clock {
             Clock::Server => include_str!("../lua/clock.lua"),
             Clock::Argument => include_str!("../lua/clock_settable.lua"),

@@ -31,7 +31,7 @@ pub(crate) type TestClock = Arc<dyn Fn() -> Moment + Send + Sync>;
 
 /// What the clones of a store have in common.
 pub(crate) struct Shared {
-    scripts: Scripts,
+    scripts: &'static Scripts,
     clock: Option<TestClock>,
     shelf: Shelf,
     /// Ids that are pinned to another policy than a member's own, as far as was seen.
@@ -59,7 +59,7 @@ impl Shared {
     pub(crate) fn new(clock: Option<TestClock>) -> Self {
         let goes_by = if clock.is_some() { Clock::Argument } else { Clock::Server };
         Self {
-            scripts: Scripts::new(goes_by),
+            scripts: Scripts::by(goes_by),
             clock,
             shelf: Shelf::default(),
             pins: Mutex::default(),
@@ -67,8 +67,8 @@ impl Shared {
         }
     }
 
-    pub(crate) fn scripts(&self) -> &Scripts {
-        &self.scripts
+    pub(crate) const fn scripts(&self) -> &'static Scripts {
+        self.scripts
     }
 
     pub(crate) fn stored(&self, policy: &Arc<tidegate_core::Policy>) -> Arc<Stored> {

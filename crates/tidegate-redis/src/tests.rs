@@ -6,7 +6,10 @@ mod fixture;
 mod sentinel;
 mod waking;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use tidegate_core::{Cause, StoreError};
 
@@ -49,6 +52,15 @@ async fn heals(wire: &Wire, key: &str, within: Duration) -> Duration {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// The keys that match.
+async fn scanned(wire: &Wire, pattern: &[u8]) -> Vec<Vec<u8>> {
+    let keys = Arc::new(Mutex::new(Vec::new()));
+    let found = Arc::clone(&keys);
+    wire.scan(pattern, move |key| found.lock().unwrap().push(key)).await.unwrap();
+    let keys = keys.lock().unwrap();
+    keys.clone()
 }
 
 fn cause(error: &StoreError) -> Cause {

@@ -3,18 +3,16 @@
 // Helpers of tests are in no test by the lint's count.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-#[path = "support/server.rs"]
-mod server;
-
 use std::sync::{Arc, Mutex};
 
-use server::Server;
 use tidegate::{AdaptiveSemaphore, Outcome, Store, Trouble};
+use tidegate_fleet::servers::redis::{Options, Redis};
 use tidegate_redis::RedisStore;
 
-/// What a semaphore on a server with these options is told of it.
-async fn risks(options: &[&str]) -> (Vec<String>, Vec<String>) {
-    let server = Server::start(options);
+/// What a semaphore on a server with this eviction policy is told of it.
+async fn risks(policy: &str) -> (Vec<String>, Vec<String>) {
+    let options = Options::new().set("maxmemory", "100mb").set("maxmemory-policy", policy);
+    let server = Redis::standalone(&options).unwrap();
     let store = RedisStore::lazy(&server.url()).unwrap();
     assert_eq!(Store::risks(&store), Vec::<String>::new(), "nothing was asked yet");
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -37,7 +35,7 @@ async fn risks(options: &[&str]) -> (Vec<String>, Vec<String>) {
 
 #[tokio::test]
 async fn un_6_a_server_that_may_evict_is_reported_once_when_it_is_opened() {
-    let (told, found) = risks(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).await;
+    let (told, found) = risks("allkeys-lru").await;
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("provider") && told[0].contains("allkeys-lru"), "{told:?}");
@@ -45,6 +43,6 @@ async fn un_6_a_server_that_may_evict_is_reported_once_when_it_is_opened() {
 
 #[tokio::test]
 async fn un_6_a_server_that_keeps_what_it_has_is_not_reported() {
-    let (told, found) = risks(&["--maxmemory", "100mb", "--maxmemory-policy", "noeviction"]).await;
+    let (told, found) = risks("noeviction").await;
     assert_eq!((told, found), (Vec::new(), Vec::new()));
 }

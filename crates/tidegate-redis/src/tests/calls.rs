@@ -1,6 +1,7 @@
 //! Shows that calls to one server outlive flushed scripts, cut connections, restarts and freezes.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use tidegate_core::Cause;
 
-use super::{call, cause, counting, fixture::Server, heals, run, wire};
+use super::{call, cause, counting, fixture::Server, heals, run, scanned, wire};
 use crate::{
     scripts::Script,
     wire::{Given, Lane, Options, Wire},
@@ -249,7 +250,7 @@ async fn keys_are_listed() {
         run(&wire, Lane::Commands, &counting(), &format!("tidegate:{number}")).await.unwrap();
     }
     call(&wire, "other").await.unwrap();
-    let keys = scanned(&wire, b"tidegate:*").await;
+    let keys: BTreeSet<Vec<u8>> = scanned(&wire, b"tidegate:*").await.into_iter().collect();
     assert_eq!(keys.len(), 1_200);
 }
 
@@ -265,7 +266,7 @@ async fn a_connection_that_was_there_is_used_and_left_open() {
     run(&wire, Lane::Renewals, &counting(), "k").await.unwrap();
     let connected: i64 = server.info("connected_clients").unwrap().parse().unwrap();
     assert_eq!(connected, 2, "the given one, and the one that asks");
-    assert_eq!(scanned(&wire, b"*").await.into_iter().collect::<Vec<_>>(), [b"k".to_vec()]);
+    assert_eq!(scanned(&wire, b"*").await, [b"k".to_vec()]);
     drop(wire);
     let answer: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
     assert_eq!(answer, "PONG");
@@ -324,16 +325,4 @@ fn measure_calls() {
         });
         println!("{tasks} tasks: {:.0} k/s", f64::from(tasks * 2) / start.elapsed().as_secs_f64());
     }
-}
-
-/// The keys that match.
-pub(super) async fn scanned(wire: &Wire, pattern: &[u8]) -> std::collections::BTreeSet<Vec<u8>> {
-    let keys = std::sync::Arc::new(std::sync::Mutex::new(std::collections::BTreeSet::new()));
-    let found = std::sync::Arc::clone(&keys);
-    wire.scan(pattern, move |key| {
-        found.lock().unwrap().insert(key);
-    })
-    .await
-    .unwrap();
-    std::mem::take(&mut *keys.lock().unwrap())
 }

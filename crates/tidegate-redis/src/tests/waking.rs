@@ -12,7 +12,7 @@ use super::{
     call,
     cluster::move_slot,
     fixture::{Server, cluster, until},
-    wire,
+    scanned, wire,
 };
 use crate::{
     wake::{Handle, Wakes},
@@ -126,8 +126,7 @@ async fn a_user_with_the_listed_commands_is_enough() {
     call(&wire, "tidegate:k").await.unwrap();
     server.ask(&["SCRIPT", "FLUSH"]);
     call(&wire, "tidegate:k").await.unwrap();
-    let keys = super::calls::scanned(&wire, b"tidegate:*").await;
-    assert_eq!(keys.len(), 1);
+    assert_eq!(scanned(&wire, b"tidegate:*").await.len(), 1);
     assert!(wire.risks().is_empty());
     let ear = Ear::of(&Wakes::of(&wire).unwrap(), &["tidegate:a"]);
     assert_eq!(ear.next(), Heard::Gap);

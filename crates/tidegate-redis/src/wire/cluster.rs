@@ -21,8 +21,9 @@ use crate::error;
 /// How often one call is sent on before it is given up.
 const HOPS: usize = 8;
 
-/// How long one call waits, in all, for keys that are on their way.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long one call waits, in all, for keys that are on their way. Well below a caller's usual timeout, so that the
+/// caller hears that they are moving, and not that nobody answers.
+const PATIENCE: Duration = Duration::from_millis(400);
 
 /// The first and the longest wait of a call for keys that are on their way.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
