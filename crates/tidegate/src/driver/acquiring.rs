@@ -270,7 +270,7 @@ impl Driver {
             self.ensure_running(state);
             if let Some(grant) = brief.grant.take() {
                 let now = brief.now;
-                let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
+                let grounds = Grounds { sent: now, now, granted_at: Some(now), limit: None, local: false };
                 return Some(Decided::Granted(self.taken(state, grounds, ask, tier, grant)));
             }
         }
@@ -326,7 +326,8 @@ impl Driver {
         self.ensure_running(state);
         let (grant, denial, others) = reply.body;
         if let Some(grant) = grant {
-            let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
+            let grounds =
+                Grounds { sent, now, granted_at: reply.head.now, limit: reply.head.limit, local: false };
             let granted = self.taken(state, grounds, ask, tier, grant);
             return Some(Decided::Granted(granted));
         }
