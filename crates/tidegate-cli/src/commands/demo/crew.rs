@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::audit::Held;
 use super::fleet::{Answer, Call, Event, Setup, View};
+use super::store;
 use crate::args::GrowthArg;
 
 /// The highest limit that the fleet will ever try.
@@ -182,7 +183,7 @@ impl Worker {
                     continue;
                 }
                 Err(AcquireError::Unavailable { source, .. }) => {
-                    (self.sink)(Event::Away { why: source.to_string() });
+                    (self.sink)(Event::Away { why: store::said(&source) });
                     self.rest().await;
                     continue;
                 }

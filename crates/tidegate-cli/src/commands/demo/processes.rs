@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use hyper::Uri;
-use tidegate::AdaptiveSemaphore;
+use tidegate::contract::Snapshot;
+use tidegate::{AdaptiveSemaphore, Id, Operators as _};
 use tidegate_redis::RedisStore;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -25,6 +26,8 @@ use crate::output;
 const START: Duration = Duration::from_secs(20);
 /// How often the store is looked at, should a push of it be lost.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the store may take to answer a look.
+const ANSWER: Duration = Duration::from_secs(1);
 /// How long a process may take to end after it was told to stop at once.
 const END: Duration = Duration::from_secs(6);
 
@@ -46,6 +49,8 @@ pub(super) struct Processes {
 /// Sees what becomes of the limit, and never acquires.
 struct Watcher {
     semaphore: AdaptiveSemaphore,
+    /// The limit and what is held, of one moment; none while the store does not answer.
+    seen: Arc<Mutex<Option<Snapshot>>>,
     looks: JoinHandle<()>,
 }
 
@@ -111,8 +116,10 @@ impl Processes {
         let watcher = crew::semaphore(setup, &self.id, self.store.clone(), move |limit| {
             history.take(Event::Limit { at: start.elapsed(), limit });
         })?;
-        let looks = tokio::spawn(look(watcher.clone()));
-        self.watcher = Some(Watcher { semaphore: watcher, looks });
+        let seen = Arc::default();
+        let id = Id::new(&self.id)?;
+        let looks = tokio::spawn(look(watcher.clone(), self.store.clone(), id, Arc::clone(&seen)));
+        self.watcher = Some(Watcher { semaphore: watcher, seen, looks });
         let count = self.ready.len();
         for (place, mut process) in std::mem::take(&mut self.ready).into_iter().enumerate() {
             let order = Order::Call {
@@ -137,13 +144,20 @@ impl Processes {
     }
 
     pub(super) fn view(&self) -> View {
-        let limit = self.watcher.as_ref().map_or(0, |watcher| crew::view(&watcher.semaphore).limit);
         let views = self.views.iter().map(|view| *locked(view));
-        views.fold(View { limit, ..View::default() }, |sum, view| View {
+        let sum = views.fold(View::default(), |sum, view| View {
             in_flight: sum.in_flight + view.in_flight,
             waiting: sum.waiting + view.waiting,
             ..sum
-        })
+        });
+        let Some(watcher) = &self.watcher else { return sum };
+        // Processes say how they stand one by one, so what they say does not add up to any moment. The store does.
+        let seen = locked(&watcher.seen);
+        let seen =
+            seen.as_ref().and_then(|seen| Some((seen.limit?.value, seen.held - seen.resting.min(seen.held))));
+        let (limit, in_flight) =
+            seen.unwrap_or_else(|| (crew::view(&watcher.semaphore).limit, sum.in_flight));
+        View { limit, in_flight, ..sum }
     }
 
     pub(super) fn are_over(&self) -> bool {
@@ -163,7 +177,7 @@ impl Processes {
             log.take(Event::Lost { why: "it did not end, and was killed".to_owned() });
         }
         self.readers.shutdown().await;
-        if let Some(Watcher { semaphore, looks }) = self.watcher.take() {
+        if let Some(Watcher { semaphore, looks, .. }) = self.watcher.take() {
             // After this nobody here speaks of the id any more, so that it can be forgotten for good.
             looks.abort();
             let _ = looks.await;
@@ -216,13 +230,15 @@ impl Process {
 }
 
 /// Looks at the store again and again, so that the limit is of now.
-async fn look(watcher: AdaptiveSemaphore) {
+async fn look(watcher: AdaptiveSemaphore, store: RedisStore, id: Id, seen: Arc<Mutex<Option<Snapshot>>>) {
     let mut ticks = time::interval(LOOK);
     ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         // That the store is away is what the workers say.
         let _ = watcher.refresh().await;
+        let snapshot = time::timeout(ANSWER, store.snapshot(&id)).await;
+        *locked(&seen) = snapshot.ok().and_then(Result::ok).and_then(|reply| reply.body);
     }
 }
 

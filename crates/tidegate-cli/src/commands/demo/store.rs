@@ -60,9 +60,25 @@ fn explained(error: &StoreError) -> anyhow::Error {
             "; is a server running there? One that keeps nothing is started with: redis-server --save ''"
         }
         StoreError::Unavailable { cause: Cause::NoAnswer, .. } => "; check the host and port of --store",
+        StoreError::Unavailable { cause: Cause::Broken, .. } => {
+            "; is it a Redis that answers there? Check the scheme and the port of --store"
+        }
         _ => "",
     };
-    anyhow!("--store: {error}{advice}")
+    anyhow!("--store: {}{advice}", said(error))
+}
+
+/// What a store that is away said, without that it is away.
+pub(super) fn said(error: &StoreError) -> String {
+    match error {
+        StoreError::Unavailable { cause, detail, .. } => one_line(&format!("{cause}: {detail}")),
+        other => one_line(&other.to_string()),
+    }
+}
+
+/// What is said in several lines, in one.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// How many leases of `id` the store still holds, those that rest too, once none is left or it had its time.
@@ -80,7 +96,7 @@ pub(super) async fn all_back(store: &impl Operators, id: &str) -> Result<u32, St
                 answered = Instant::now();
                 None
             }
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => Some(said(&error)),
             Err(_) => Some("no answer".to_owned()),
         };
         if let Some(why) = silent.filter(|_| answered.elapsed() >= PATIENCE) {
