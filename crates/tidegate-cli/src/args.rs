@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use hyper::Uri;
+use serde::{Deserialize, Serialize};
 
 /// Keeps a fleet of processes inside the limits of what they call and do not control
 #[derive(Debug, Parser)]
@@ -21,8 +22,14 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Show a fleet finding the hidden ceiling of a real HTTP provider, and keeping to it
     #[command(long_about = DEMO_ABOUT, after_long_help = DEMO_EXAMPLES)]
-    Demo(DemoArgs),
+    Demo(Box<DemoArgs>),
+    /// A process of the fleet of `demo`, which starts it and speaks with it
+    #[command(name = WORKER_COMMAND, hide = true)]
+    DemoWorker,
 }
+
+/// The command that `demo` starts its processes with.
+pub(crate) const WORKER_COMMAND: &str = "demo-worker";
 
 const DEMO_ABOUT: &str = "\
 Show a fleet finding the hidden ceiling of a real HTTP provider, and keeping to it.
@@ -30,6 +37,9 @@ Show a fleet finding the hidden ceiling of a real HTTP provider, and keeping to 
 Starts an HTTP provider on a free port of 127.0.0.1 that serves only so many calls at once and answers 429 \
 above that. It tells nobody how many. A fleet of workers calls it over real connections as fast as it can, \
 bounded by one adaptive semaphore: the limit grows while all goes well and falls when a call is throttled.
+
+The workers are in one process, and so is what they share. With --store they are in as many processes as you \
+like, with that store between them.
 
 In a terminal the limit is drawn live against the ceiling; elsewhere there is a plain line a second. \
 At the end comes a summary: what was served, what was throttled, and whether the limit was ever exceeded.";
@@ -44,6 +54,9 @@ Examples:
 
   tidegate demo --change-ceiling 10s:8 --change-ceiling 20s:30 --seconds 30
           The provider gets weaker, then stronger; watch the limit follow
+
+  tidegate demo --store redis://127.0.0.1:6379 --processes 4
+          The same fleet in four processes on one Redis; kill one of them and see its slots come back
 
   tidegate demo --plot limit.svg
           Also draw the limit and the ceiling into a file
@@ -61,7 +74,7 @@ Exit codes:
   130  ended early by Ctrl-C, with the summary so far";
 
 /// How the limit grows while nothing is throttled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum GrowthArg {
     /// One more in every clean window
     Aimd,
@@ -89,6 +102,21 @@ pub(crate) struct DemoArgs {
     /// How many workers call at once: 1 to 10000 [default: three for each place of the highest ceiling, or 60]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers)]
     pub(crate) workers: Option<u32>,
+
+    /// Where the fleet keeps what it shares: memory, or the URL of a Redis, such as redis://127.0.0.1:6379. What the
+    /// demo writes there is under an id of its own, and is forgotten at the end
+    #[arg(long, value_name = "STORE", default_value = "memory", allow_hyphen_values = true)]
+    pub(crate) store: String,
+
+    /// How many processes the workers are in: 1 to 64. More than 1 need a --store that they can share
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        allow_hyphen_values = true,
+        value_parser = processes
+    )]
+    pub(crate) processes: u32,
 
     /// How many calls the provider serves at once, which it tells nobody: 1 to 1000
     #[arg(
@@ -159,7 +187,8 @@ Print one JSON object on stdout instead of the summary; progress goes to stderr.
 calls, ok, throttled and failed count the calls answered within the time. goodput_ratio is ok over what the \
 provider could have served at its ceiling in that time, at the mean service time that it measured. \
 over_admission is how far live leases ever exceeded the limit in force at a grant, and leases_left what the \
-store still holds at the end: both are 0.";
+store still holds at the end: both are 0. leases_left is null where the store does not say. store_away (how \
+often the store did not answer a worker) and processes_lost are there only where they are not 0.";
 
 /// The error for a value of `demo` that does not fit together with the rest.
 pub(crate) fn refuse_demo(option: &str, value: impl Display, allowed: impl Display) -> clap::Error {
@@ -178,6 +207,10 @@ fn seconds(text: &str) -> Result<u32, String> {
 
 fn workers(text: &str) -> Result<u32, String> {
     whole(text, 1..=10_000)
+}
+
+fn processes(text: &str) -> Result<u32, String> {
+    whole(text, 1..=64)
 }
 
 fn limit(text: &str) -> Result<u32, String> {

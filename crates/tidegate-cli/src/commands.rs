@@ -13,5 +13,6 @@ use crate::output::Exit;
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<Exit> {
     match &cli.command {
         Command::Demo(args) => demo::run(args),
+        Command::DemoWorker => demo::worker::run(),
     }
 }

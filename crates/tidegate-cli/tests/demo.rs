@@ -2,118 +2,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests say what they expect as tests do")]
 
+#[path = "support/run.rs"]
+mod run;
+
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use run::{finish, number, run, share, start};
 use serde_json::Value;
-
-/// What a run of a few seconds takes at the very most, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const KEYS: [&str; 18] = [
-    "ceiling",
-    "workers",
-    "processes",
-    "seconds",
-    "calls",
-    "ok",
-    "throttled",
-    "failed",
-    "goodput_ratio",
-    "throttled_ratio",
-    "provider_max_in_flight",
-    "limit_first",
-    "limit_last",
-    "limit_min",
-    "limit_max",
-    "over_admission",
-    "acquire_wait_ms",
-    "leases_left",
-];
-
-struct Ran {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-fn start(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .arg("demo")
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-fn finish(mut child: Child) -> Ran {
-    let mut out = child.stdout.take();
-    let mut err = child.stderr.take().unwrap();
-    let stdout = std::thread::spawn(move || {
-        let mut text = String::new();
-        if let Some(out) = &mut out {
-            out.read_to_string(&mut text).unwrap();
-        }
-        text
-    });
-    let stderr = std::thread::spawn(move || {
-        let mut text = String::new();
-        err.read_to_string(&mut text).unwrap();
-        text
-    });
-    let until = Instant::now() + PATIENCE;
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > until {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("the demo did not end: {}", stdout.join().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    Ran { code: status.code(), stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
-}
-
-fn run(arguments: &[&str]) -> Ran {
-    finish(start(arguments))
-}
 
 /// Runs with `--json` and checks what holds for every run.
 fn report(arguments: &[&str]) -> Value {
-    let ran = run(&[arguments, &["--json"]].concat());
-    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
-    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let keys: Vec<_> = report.as_object().unwrap().keys().map(String::as_str).collect();
-    let mut expected = KEYS.to_vec();
-    expected.sort_unstable();
-    assert_eq!(keys, expected);
-    assert_eq!(report["over_admission"], 0, "{report}");
-    assert_eq!(report["leases_left"], 0, "{report}");
+    let report = run::report(arguments);
     assert_eq!(report["processes"], 1);
-    assert_eq!(
-        number(&report, "calls"),
-        number(&report, "ok") + number(&report, "throttled") + number(&report, "failed")
-    );
-    assert!(number(&report, "ok") > 0, "{report}");
-    let wait = &report["acquire_wait_ms"];
-    assert!(wait["p50"].as_f64().unwrap() <= wait["p99"].as_f64().unwrap(), "{report}");
     report
-}
-
-fn number(report: &Value, key: &str) -> u64 {
-    report[key].as_u64().unwrap_or_else(|| panic!("{key} of {report}"))
-}
-
-fn share(report: &Value, key: &str) -> f64 {
-    report[key].as_f64().unwrap_or_else(|| panic!("{key} of {report}"))
 }
 
 /// An empty folder of this process.
@@ -265,6 +170,17 @@ fn bad_input_names_option_value_and_what_is_allowed_and_starts_nothing() {
             &["--url", "http://127.0.0.1:1/", "--change-ceiling", "5s:5"],
             &["--url", "--change-ceiling", "cannot be used with"],
         ),
+        (&["--processes", "0"], &["--processes", "'0'", "from 1 to 64"]),
+        (&["--processes", "65"], &["--processes", "'65'", "from 1 to 64"]),
+        (&["--processes", "2"], &["--processes", "'2'", "1 with --store memory", "redis://"]),
+        (
+            &["--store", "redis://127.0.0.1:1", "--processes", "4", "--workers", "3"],
+            &["--processes", "'4'", "one for each worker", "3"],
+        ),
+        (&["--store", "disk"], &["--store", "'disk'", "redis://", "or memory"]),
+        (&["--store", "postgres://127.0.0.1"], &["--store", "'postgres://127.0.0.1'", "redis://"]),
+        (&["--store", "redis://me:secret@127.0.0.1:x"], &["--store", "127.0.0.1:x", "redis://"]),
+        (&["--store", ""], &["--store", "value"]),
         (&["--plot", none], &["--plot", none, "ends in .svg"]),
         (&["--plot", bitmap], &["--plot", bitmap, "ends in .svg"]),
         (&["--plot", ""], &["--plot", "value"]),
@@ -276,6 +192,7 @@ fn bad_input_names_option_value_and_what_is_allowed_and_starts_nothing() {
         let ran = run(arguments);
         assert_eq!(ran.code, Some(64), "{arguments:?}: {}", ran.stderr);
         assert_eq!(ran.stdout, "", "{arguments:?}");
+        assert!(!ran.stderr.contains("secret"), "{arguments:?}: {}", ran.stderr);
         for part in *parts {
             assert!(ran.stderr.contains(part), "{arguments:?} without {part}: {}", ran.stderr);
         }
@@ -288,7 +205,15 @@ fn bad_input_names_option_value_and_what_is_allowed_and_starts_nothing() {
 fn help_is_no_error_and_teaches() {
     let ran = run(&["--help"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
-    for part in ["--change-ceiling", "Examples:", "tidegate demo --growth probe", "Exit codes:"] {
+    assert!(!ran.stdout.contains("demo-worker"), "{}", ran.stdout);
+    for part in [
+        "--change-ceiling",
+        "--store",
+        "--processes",
+        "Examples:",
+        "tidegate demo --growth probe",
+        "Exit codes:",
+    ] {
         assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
     }
     let bare = |arguments: &[&str]| {

@@ -12,6 +12,18 @@ local MOST_LEASES <const> = 1000000
 
 M.cohorts, M.joined = {}, {}
 
+-- Slots by their fields, written out once each: a number is slow to write.
+M.names = {}
+
+function M.name_of(slot)
+  local name = M.names[slot]
+  if not name then
+    name = string.format('%d', slot)
+    M.names[slot] = name
+  end
+  return name
+end
+
 function M.cohort(number)
   local it = M.cohorts[number]
   if not it then
@@ -62,7 +74,7 @@ function M.join(slot, ends)
   local it = M.cohorts[number]
   it.count = it.count + 1
   it.changed = true
-  it.slots[#it.slots + 1] = struct.pack('<I4', slot)
+  it.slots[#it.slots + 1] = M.name_of(slot)
   return number
 end
 
@@ -100,63 +112,74 @@ function M.keep_cohorts()
       M.put('c' .. number, struct.pack(COHORT, it.ends, it.count, it.earlier, it.later,
         1 + it.ends + it.count + it.earlier + it.later))
       if it.slots then
-        M.put('k' .. number, table.concat(it.slots))
+        M.put('k' .. number, table.concat(it.slots, ' '))
       end
     end
   end
 end
 
--- The bits of taken slots, 8,192 in a field. Where there are leases, there is one.
-function M.chunk_at(index)
-  local bits = M.get('m' .. index)
-  if not bits then
-    if index == 0 and M.S.held > 0 then
+-- The bits of taken slots, 8,192 in a field, as the bytes that they are written in. Where there are leases, there is one.
+M.chunks = {}
+
+function M.chunk(index)
+  local bytes = M.chunks[index]
+  if not bytes then
+    local raw = M.get('m' .. index)
+    if not raw and index == 0 and M.S.held > 0 or raw and #raw > CHUNK then
       M.corrupt('slots')
     end
-    return ''
+    bytes = raw and { string.byte(raw, 1, -1) } or {}
+    M.chunks[index] = bytes
   end
-  return bits
+  return bytes
 end
 
+-- The lowest free slot. None that is lower than eight times `search` is free.
 function M.lowest_free()
+  local at = M.S.search
   while true do
-    local bits = M.chunk_at(M.S.search)
-    local at = string.find(bits, '[^\255]')
-    if at then
-      local byte = string.byte(bits, at)
-      local slot = (M.S.search * CHUNK + at - 1) * 8
+    local byte = M.chunk(math.floor(at / CHUNK))[at % CHUNK + 1] or 0
+    if byte < 255 then
+      local slot = at * 8
       while byte % 2 == 1 do
         byte = (byte - 1) / 2
         slot = slot + 1
       end
+      M.S.search = at
       return slot
-    elseif #bits < CHUNK then
-      return (M.S.search * CHUNK + #bits) * 8
     end
-    M.S.search = M.S.search + 1
+    at = at + 1
   end
 end
 
 function M.mark(slot, taken)
-  local index = math.floor(slot / (8 * CHUNK))
-  local at = math.floor(slot / 8) % CHUNK + 1
-  local bits = M.chunk_at(index)
-  if #bits < at then
-    bits = bits .. string.rep('\0', at - #bits)
+  local at = math.floor(slot / 8)
+  local bytes = M.chunk(math.floor(at / CHUNK))
+  local place = at % CHUNK + 1
+  for missing = #bytes + 1, place do
+    bytes[missing] = 0
   end
-  local bit = 2 ^ (slot % 8)
-  local byte = string.byte(bits, at) + (taken and bit or -bit)
+  local byte = bytes[place] + (taken and 1 or -1) * 2 ^ (slot % 8)
   if byte < 0 or byte > 255 then
     M.corrupt('slots')
   end
-  M.put('m' .. index, string.sub(bits, 1, at - 1) .. string.char(byte) .. string.sub(bits, at + 1))
-  if not taken then
-    M.S.search = math.min(M.S.search, index)
+  bytes[place] = byte
+  bytes.changed = true
+  if not taken and at < M.S.search then
+    M.S.search = at
+  end
+end
+
+function M.keep_chunks()
+  for index, bytes in pairs(M.chunks) do
+    if bytes.changed then
+      M.put('m' .. index, string.char(unpack(bytes)))
+    end
   end
 end
 
 function M.lease_at(slot)
-  local raw = M.get(slot)
+  local raw = M.get(M.name_of(slot))
   if not raw or #raw == 8 then
     return nil
   end
@@ -167,11 +190,12 @@ end
 
 function M.keep_lease(lease)
   local packed = struct.pack(LEASE, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier)
-  M.put(lease.slot, packed .. lease.owner)
+  M.put(M.name_of(lease.slot), packed .. lease.owner)
 end
 
 function M.occupy(slot, fence, epoch, tier, owner)
-  M.put(slot, struct.pack(LEASE, fence, epoch, M.now, M.join(slot, M.now + M.P.ttl), tier) .. owner)
+  local number = M.join(slot, M.now + M.P.ttl)
+  M.put(M.name_of(slot), struct.pack(LEASE, fence, epoch, M.now, number, tier) .. owner)
   M.mark(slot, true)
   M.S.tiers[tier] = M.S.tiers[tier] + 1
   M.S.held = M.S.held + 1
@@ -193,7 +217,7 @@ function M.free(lease)
   else
     M.leave(lease.cohort)
   end
-  M.put(lease.slot, struct.pack('<d', lease.fence))
+  M.put(M.name_of(lease.slot), struct.pack('<d', lease.fence))
   M.mark(lease.slot, false)
   M.S.tiers[lease.tier] = (M.S.tiers[lease.tier] or M.corrupt('tiers')) - 1
   M.S.held = M.S.held - 1
@@ -217,18 +241,23 @@ end
 
 -- Reads the leases of slots, and their cohorts, at once.
 function M.fetch_leases(slots)
-  M.fetch(slots)
   local names = {}
-  for _, slot in ipairs(slots) do
-    local raw = M.fields[slot]
+  for at, slot in ipairs(slots) do
+    names[at] = M.name_of(slot)
+  end
+  M.fetch(names)
+  local cohorts, asked = {}, {}
+  for _, name in ipairs(names) do
+    local raw = M.fields[name]
     if raw and #raw > 8 then
-      local _, _, _, number = struct.unpack('<dddd', raw)
-      if number >= 0 and not M.cohorts[number] then
-        names[#names + 1] = 'c' .. number
+      local number = struct.unpack('<d', raw, 25)
+      if number >= 0 and not M.cohorts[number] and not asked[number] then
+        asked[number] = true
+        cohorts[#cohorts + 1] = 'c' .. number
       end
     end
   end
-  M.fetch(names)
+  M.fetch(cohorts)
 end
 
 function M.release(slot, fence, epoch, rest_ms)

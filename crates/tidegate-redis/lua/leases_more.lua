@@ -5,7 +5,7 @@ function M.take_up(slot, fence, epoch, tier, owner)
   if slot < 0 or slot >= MOST_LEASES or fence >= EXACT then
     return false
   end
-  local raw = M.get(slot)
+  local raw = M.get(M.name_of(slot))
   if raw and (#raw ~= 8 or struct.unpack('<d', raw) > fence) then
     return false
   end
@@ -71,13 +71,13 @@ end
 function M.cohort_slots(number)
   -- One of this step is not written yet.
   local fresh = M.cohorts[number] and M.cohorts[number].slots
-  local raw = fresh and table.concat(fresh) or M.get('k' .. number)
+  local raw = fresh and table.concat(fresh, ' ') or M.get('k' .. number)
   if not raw then
     M.corrupt('cohort')
   end
   local slots = {}
-  for from = 1, #raw, 4 do
-    slots[#slots + 1] = struct.unpack('<I4', raw, from)
+  for name in string.gmatch(raw, '[^ ]+') do
+    slots[#slots + 1] = tonumber(name) or M.corrupt('cohort')
   end
   return slots
 end
@@ -90,7 +90,7 @@ function M.sweep_leases()
     if first and first.ends <= M.now then
       local number = M.S.first
       local slots = M.cohort_slots(number)
-      M.fetch(slots)
+      M.fetch_leases(slots)
       for _, slot in ipairs(slots) do
         local lease = M.lease_at(slot)
         if lease and lease.cohort == number then

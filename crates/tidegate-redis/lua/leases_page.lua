@@ -7,29 +7,21 @@
 return M.step(function()
   M.begin()
   local from, most = unpack(cmsgpack.unpack(ARGV[1]))
-  local slots, index = {}, math.floor(from / (8 * CHUNK))
-  local more = false
-  while not more do
-    local bits = M.P and M.get('m' .. index)
-    if not bits then
-      break
-    end
-    local at = string.find(bits, '%Z')
-    while at and not more do
-      local byte = string.byte(bits, at)
-      for bit = 0, 7 do
-        local slot = (index * CHUNK + at - 1) * 8 + bit
-        if math.floor(byte / 2 ^ bit) % 2 == 1 and slot >= from then
-          if #slots == most then
-            more = true
-            break
-          end
+  local slots, more = {}, false
+  local at, taken = math.floor(from / 8), 0
+  while M.P and not more and taken < M.S.held and at < MOST_LEASES / 8 do
+    local byte = M.chunk(math.floor(at / CHUNK))[at % CHUNK + 1] or 0
+    for bit = 0, byte > 0 and 7 or -1 do
+      local slot = at * 8 + bit
+      if math.floor(byte / 2 ^ bit) % 2 == 1 and slot >= from then
+        more = more or #slots == most
+        taken = taken + 1
+        if not more then
           slots[#slots + 1] = slot
         end
       end
-      at = string.find(bits, '%Z', at + 1)
     end
-    index = index + 1
+    at = at + 1
   end
   M.fetch_leases(slots)
   local resting_until = {}

@@ -114,7 +114,7 @@ function M.retier(from, to)
     local _, slot = struct.unpack('<dd', all, at)
     slots[#slots + 1] = slot
   end
-  M.fetch(slots)
+  M.fetch_leases(slots)
   local seen = {}
   for _, slot in ipairs(slots) do
     local lease = not seen[slot] and M.lease_at(slot)

@@ -22,7 +22,8 @@ end
 
 -- Reads the state, settles what now is, and sweeps.
 function M.begin()
-  M.cohorts, M.joined, M.own, M.identities, M.pushes, M.Q, M.L = {}, {}, {}, {}, {}, false, false
+  M.cohorts, M.joined, M.chunks, M.own, M.identities, M.pushes = {}, {}, {}, {}, {}, {}
+  M.Q, M.L = false, false
   M.load_state()
   M.settle_clock()
   if M.P then
@@ -60,6 +61,7 @@ function M.finish(frees)
     M.note_identities()
   end
   M.keep_cohorts()
+  M.keep_chunks()
   if M.Q then
     M.keep_places()
   end

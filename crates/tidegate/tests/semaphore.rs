@@ -2143,3 +2143,26 @@ async fn as_12_time_that_is_driven_by_hand_is_enough() {
     until(|| waits.is_finished()).await;
     full(waits.await.unwrap());
 }
+
+#[tokio::test(start_paused = true)]
+async fn as_4_a_lease_knows_the_limit_that_it_was_granted_under() {
+    let fleet = Fleet::new();
+    let remote = Remote::new(&fleet, Wire::Takes(ms(50)));
+    let process = fleet.builder(10).build(remote).unwrap();
+    // From the first grant on, the limit is pushed, and a push is there at once.
+    let first = process.acquire(Acquire::new()).await.unwrap();
+    let asking = tokio::spawn({
+        let process = process.clone();
+        async move { process.acquire(Acquire::new()).await }
+    });
+    // Granted after 50 ms, and answered after 100.
+    sleep(ms(75)).await;
+    assert_eq!(fleet.held(), 2);
+    fleet.set_limit(4);
+    sleep(ms(5)).await;
+    assert_eq!(process.state().limit, 4, "pushed before the answer is there");
+    let lease = asking.await.unwrap().unwrap();
+    assert_eq!((first.limit(), lease.limit(), process.state().limit), (10, 10, 4));
+    let later = process.acquire(Acquire::new()).await.unwrap();
+    assert_eq!(later.limit(), 4);
+}

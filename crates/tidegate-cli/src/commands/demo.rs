@@ -2,12 +2,17 @@
 
 mod audit;
 mod chart;
+mod crew;
 mod fleet;
+mod lines;
 mod plot;
+mod processes;
 mod progress;
 mod provider;
 mod schedule;
+mod store;
 mod summary;
+pub(crate) mod worker;
 
 use std::io;
 use std::path::PathBuf;
@@ -25,6 +30,7 @@ use self::plot::Picture;
 use self::progress::Progress;
 use self::provider::Provider;
 use self::schedule::Schedule;
+use self::store::Place;
 use self::summary::{Known, Report};
 use crate::args::{DemoArgs, GrowthArg, refuse_demo};
 use crate::output::{self, Exit};
@@ -54,6 +60,8 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<Exit> {
 /// A demo whose options make sense.
 struct Plan {
     target: Target,
+    store: Place,
+    processes: u32,
     setup: Setup,
     plot: Option<PathBuf>,
     json: bool,
@@ -86,6 +94,15 @@ impl Plan {
                 format!("allowed is one change at a moment, and there is one to {} then", twice[0].1);
             return Err(refuse_demo("--change-ceiling <AT:N>", value, allowed));
         }
+        let store = Place::read(&args.store).map_err(|invalid| {
+            let allowed = format!("{}; or memory", invalid.allowed);
+            refuse_demo("--store <STORE>", invalid.given.trim_matches('"'), allowed)
+        })?;
+        if store == Place::Memory && args.processes > 1 {
+            let allowed = "allowed is 1 with --store memory; more processes need a store that they can share, such \
+                           as --store redis://127.0.0.1:6379";
+            return Err(refuse_demo("--processes <N>", args.processes, allowed));
+        }
         if let Some(path) = &args.plot {
             plot::check(path).map_err(|why| refuse_demo("--plot <FILE.svg>", path.display(), why))?;
         }
@@ -97,8 +114,13 @@ impl Plan {
                 (Target::BuiltIn { schedule, latency: args.latency }, workers, args.latency * 2)
             }
         };
+        let workers = args.workers.unwrap_or(workers.max(args.processes));
+        if workers < args.processes {
+            let allowed = format!("allowed is at most one for each worker, and there are {workers}");
+            return Err(refuse_demo("--processes <N>", args.processes, allowed));
+        }
         let setup = Setup {
-            workers: args.workers.unwrap_or(workers),
+            workers,
             initial: args.initial,
             growth: args.growth,
             window: args.window,
@@ -106,15 +128,15 @@ impl Plan {
             call_timeout: CALL_TIMEOUT.max(slowest),
             run_for,
         };
-        Ok(Self { target, setup, plot: args.plot.clone(), json: args.json })
+        Ok(Self { target, store, processes: args.processes, setup, plot: args.plot.clone(), json: args.json })
     }
 
     async fn carry_out(self) -> anyhow::Result<Exit> {
         if let Target::Url(url) = &self.target {
             reach(url).await.with_context(|| format!("no connection to {url}"))?;
         }
+        let mut fleet = Fleet::open(&self.store, self.processes, &self.setup).await?;
         let start = Instant::now();
-        let mut fleet = Fleet::new(&self.setup, start)?;
         let (provider, url) = match &self.target {
             Target::BuiltIn { schedule, latency } => {
                 let provider = Provider::start(schedule.clone(), *latency, start)
@@ -126,10 +148,11 @@ impl Plan {
             }
             Target::Url(url) => (None, url.clone()),
         };
-        fleet.call(&self.setup, &url);
-
         let mut progress =
             Progress::open(self.title(), self.setup.run_for, self.schedule().cloned(), self.json);
+        progress.introduce(fleet.pids()).context("stdout cannot be written to")?;
+        fleet.call(&self.setup, start, &url).await?;
+
         let shown = watch(&fleet, &mut progress, start, self.setup.run_for).await;
         let lasted = start.elapsed().min(self.setup.run_for);
         if matches!(shown, Ok(Exit::Interrupted)) {
@@ -206,7 +229,11 @@ impl Plan {
             Target::BuiltIn { .. } => "a provider with a hidden ceiling".to_owned(),
             Target::Url(url) => url.to_string(),
         };
-        format!("{} workers against {provider}, growth {growth}", self.setup.workers)
+        let processes = match self.processes {
+            1 => String::new(),
+            many => format!(" in {many} processes"),
+        };
+        format!("{} workers{processes} against {provider}, growth {growth}", self.setup.workers)
     }
 }
 
@@ -227,7 +254,12 @@ async fn watch(
             biased;
             _ = &mut ctrl_c => break Exit::Interrupted,
             () = &mut end => break Exit::Done,
-            _ = ticks.tick() => progress.show(start.elapsed(), fleet)?,
+            _ = ticks.tick() => {
+                progress.show(start.elapsed(), fleet)?;
+                if fleet.is_over() {
+                    return Ok(Exit::Done);
+                }
+            }
         }
     };
     progress.show(start.elapsed().min(run_for), fleet)?;

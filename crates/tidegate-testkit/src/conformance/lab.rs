@@ -179,6 +179,8 @@ impl Lab {
             worker.pause(DAY).await?;
             let heard =
                 ear.within(Duration::from_millis(100), |wake| matches!(wake, Wake::Paused { .. })).await;
+            // What was pushed before that pause is old news, and not to be taken for its end.
+            ear.forget();
             worker.resume().await?;
             if heard.is_some() {
                 ear.expect("a resumed id", |wake| matches!(wake, Wake::Resumed)).await?;

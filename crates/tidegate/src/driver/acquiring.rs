@@ -211,7 +211,7 @@ impl Driver {
         self.take_brief(state, brief);
         self.ensure_running(state);
         let now = brief.now;
-        let grounds = Grounds { sent: now, now, granted_at: Some(now), local: false };
+        let grounds = Grounds { sent: now, now, granted_at: Some(now), limit: None, local: false };
         let granted = self.taken(state, grounds, ask, tier, brief.grant.as_mut()?);
         Some((state.issued.insert(granted), tier))
     }
@@ -376,7 +376,8 @@ impl Driver {
         self.ensure_running(state);
         let (grant, denial, others) = reply.body;
         if let Some(mut grant) = grant {
-            let grounds = Grounds { sent, now, granted_at: reply.head.now, local: false };
+            let grounds =
+                Grounds { sent, now, granted_at: reply.head.now, limit: reply.head.limit, local: false };
             let granted = self.taken(state, grounds, ask, tier, &mut grant);
             return Some(Decided::Granted(granted));
         }

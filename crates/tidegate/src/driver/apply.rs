@@ -33,6 +33,8 @@ pub(super) struct Grounds {
     pub(super) sent: Moment,
     pub(super) now: Moment,
     pub(super) granted_at: Option<Moment>,
+    /// The limit that the answer came with. What is known here may have been pushed after the grant.
+    pub(super) limit: Option<Limit>,
     pub(super) local: bool,
 }
 
@@ -481,7 +483,8 @@ impl Driver {
         mut grant: Grant,
     ) {
         let Seen { flight, head, now } = seen;
-        let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, local: flight.local };
+        let limit = head.limit.filter(|_| !flight.local);
+        let grounds = Grounds { sent: flight.sent, now, granted_at: head.now, limit, local: flight.local };
         if self.is_in_vain(state, flight, &grant, now) {
             let granted = self.granted(state, grounds, tier, flight.job(tier, job), &mut grant);
             return self.give_back(state, granted, now);
@@ -516,7 +519,7 @@ impl Driver {
         job: Option<Arc<ScopedJob>>,
         grant: &mut Grant,
     ) -> Granted {
-        let Grounds { sent, now, granted_at, local } = grounds;
+        let Grounds { sent, now, granted_at, limit, local } = grounds;
         // Alone, nobody counts leases; but a store that comes back will.
         let uncounted = self.member.policy.bound().map(|_| UNCOUNTED);
         let lease = if local { uncounted } else { grant.lease };
@@ -533,7 +536,7 @@ impl Driver {
             tier,
             job,
             held,
-            limit: state.limit.map_or(state.seeded_limit, |limit| limit.value),
+            limit: limit.or(state.limit).map_or(state.seeded_limit, |limit| limit.value),
             local,
             granted_at: granted_at.filter(|_| !local),
             since: now,

@@ -38,6 +38,26 @@ impl Progress {
         Self { title, span, ceiling, face, earlier: (Duration::ZERO, 0), rate: 0 }
     }
 
+    /// Says which processes the fleet is in, so that one can be killed or frozen to see what happens.
+    ///
+    /// # Errors
+    ///
+    /// Stdout could not be written to.
+    pub(super) fn introduce(&self, pids: &[u32]) -> io::Result<()> {
+        if pids.is_empty() {
+            return Ok(());
+        }
+        let list: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let text = format!("pids: {}", list.join(" "));
+        match self.face {
+            Face::Chart(_) | Face::Lines => output::print(&format!("{text}\n")),
+            Face::Notes => {
+                output::note(&text);
+                Ok(())
+            }
+        }
+    }
+
     /// How often it wants to be shown.
     pub(super) fn pace(&self) -> Duration {
         match self.face {

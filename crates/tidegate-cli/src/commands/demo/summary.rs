@@ -40,7 +40,11 @@ pub(super) struct Report {
     limit_max: u32,
     over_admission: u32,
     acquire_wait_ms: Wait,
-    leases_left: u32,
+    leases_left: Option<u32>,
+    #[serde(skip_serializing_if = "is_zero")]
+    store_away: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    processes_lost: u64,
     #[serde(skip)]
     highest_ceiling: Option<u32>,
     #[serde(skip)]
@@ -49,6 +53,21 @@ pub(super) struct Report {
     timeouts: u64,
     #[serde(skip)]
     last_failure: Option<String>,
+    /// Why the store did not answer a worker, the last time.
+    #[serde(skip)]
+    last_away: Option<String>,
+    /// Why it does not say what it holds.
+    #[serde(skip)]
+    silent: Option<String>,
+    /// Why processes ended early.
+    #[serde(skip)]
+    lost: Vec<String>,
+}
+
+/// For what is only worth a word when it happened.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// How long workers waited for a lease, in milliseconds.
@@ -80,10 +99,16 @@ impl Report {
             limits.iter().filter(|&&(at, _)| at <= lasted).map(|&(_, limit)| limit).collect();
         let limit =
             |pick: fn(std::slice::Iter<'_, u32>) -> Option<&u32>| pick(limits.iter()).copied().unwrap_or(0);
+        let (store_away, last_away) = ended.away.unzip();
+        let store_away = store_away.unwrap_or(0);
+        let (leases_left, silent) = match ended.leases_left {
+            Ok(left) => (Some(left), None),
+            Err(why) => (None, Some(why)),
+        };
         Self {
             ceiling: known.map(|known| known.schedule.at(Duration::ZERO)),
             workers,
-            processes: 1,
+            processes: ended.processes,
             seconds: whole_or_fraction(lasted),
             calls: calls.len(),
             ok,
@@ -98,11 +123,16 @@ impl Report {
             limit_max: limit(|all| all.max()),
             over_admission: audit::over_admission(&leases),
             acquire_wait_ms: Wait::of(calls.iter().map(|call| call.waited).collect()),
-            leases_left: ended.leases_left,
+            leases_left,
+            store_away,
+            processes_lost: u64::try_from(ended.lost.len()).unwrap_or(u64::MAX),
             highest_ceiling: known.map(|known| known.schedule.highest()),
             lasted,
             timeouts: ended.timeouts,
             last_failure: ended.last_failure,
+            last_away,
+            silent,
+            lost: ended.lost,
         }
     }
 
@@ -111,8 +141,18 @@ impl Report {
         if self.over_admission > 0 {
             return Some(format!("live leases exceeded the limit by {}", self.over_admission));
         }
-        if self.leases_left > 0 {
-            return Some(format!("the store still holds {} leases", self.leases_left));
+        if let Some(left) = self.leases_left.filter(|&left| left > 0) {
+            return Some(format!("the store still holds {left} leases"));
+        }
+        if let Some(why) = &self.silent {
+            return Some(format!("the store does not say what it still holds: {why}"));
+        }
+        if let Some(why) = self.lost.first() {
+            let (lost, all) = (self.lost.len(), self.processes);
+            return Some(format!("{lost} of {all} processes ended early; the first: {why}"));
+        }
+        if let Some(why) = self.last_away.as_ref().filter(|_| self.ok == 0) {
+            return Some(format!("no call succeeded; the store was away: {why}"));
         }
         let why = self.last_failure.as_ref().filter(|_| self.ok == 0)?;
         Some(format!("no call succeeded; the last failure: {why}"))
@@ -150,9 +190,10 @@ impl Display for Report {
         let seconds = self.lasted.as_secs_f64();
         writeln!(
             f,
-            "In {} s, {} workers made {} calls to a provider whose ceiling nobody told them.\n",
+            "In {} s, {} workers{} made {} calls to a provider whose ceiling nobody told them.\n",
             self.seconds,
             grouped(self.workers),
+            if self.processes == 1 { String::new() } else { format!(" in {} processes", self.processes) },
             grouped(self.calls)
         )?;
         let rate = format!("{:.0} per second", ratio(real(self.ok), seconds));
@@ -190,16 +231,24 @@ impl Display for Report {
                 "times a worker got no lease in 10 s, and asked again".into(),
             )?;
         }
+        if let Some(why) = &self.last_away {
+            let times = format!("times the store did not answer a worker; the last: {why}");
+            row(f, "store away", grouped(self.store_away), times)?;
+        }
+        if let Some(why) = self.lost.first() {
+            row(f, "lost", grouped(self.processes_lost), format!("processes ended early; the first: {why}"))?;
+        }
         let held = match self.over_admission {
             0 => "live leases never exceeded the limit",
             _ => "live leases more than the limit allowed",
         };
         row(f, "over-admission", grouped(self.over_admission), held.into())?;
-        let left = match self.leases_left {
-            0 => "every lease was given back",
-            _ => "leases that the store still holds",
+        let (left, said) = match self.leases_left {
+            Some(0) => ("0".to_owned(), "every lease was given back"),
+            Some(left) => (grouped(left), "leases that the store still holds"),
+            None => ("unknown".to_owned(), "the store does not answer"),
         };
-        row(f, "leases left", grouped(self.leases_left), left.into())
+        row(f, "leases left", left, said.into())
     }
 }
 
@@ -256,7 +305,15 @@ mod tests {
     }
 
     fn ended(calls: Vec<Call>) -> Ended {
-        Ended { calls, timeouts: 0, leases_left: 0, last_failure: None }
+        Ended {
+            processes: 1,
+            calls,
+            timeouts: 0,
+            leases_left: Ok(0),
+            last_failure: None,
+            away: None,
+            lost: Vec::new(),
+        }
     }
 
     #[test]
@@ -308,9 +365,36 @@ mod tests {
         let calls = (1..=2).map(|fence| Call { lease: Some(held(fence)), ..call(Answer::Ok, 500) }).collect();
         let report = Report::new(1, Duration::from_secs(1), None, &[], ended(calls));
         assert!(report.fault().is_some_and(|fault| fault.contains("exceeded the limit by 1")));
-        let left = Ended { leases_left: 2, ..ended(vec![]) };
+        let left = Ended { leases_left: Ok(2), ..ended(vec![]) };
         let report = Report::new(1, Duration::from_secs(1), None, &[], left);
         assert!(report.fault().is_some_and(|fault| fault.contains("still holds 2 leases")));
+    }
+
+    #[test]
+    fn a_store_that_is_away_and_a_lost_process_are_said() {
+        let away = || Some((3, "disconnected".to_owned()));
+        let silent = Ended { leases_left: Err("refused".into()), away: away(), ..ended(vec![]) };
+        let report = Report::new(1, Duration::from_secs(1), None, &[], silent);
+        assert!(
+            report.fault().is_some_and(|fault| fault.contains("does not say what it still holds: refused"))
+        );
+        let text = report.to_string();
+        assert!(text.contains("store away             3   times the store did not answer"), "{text}");
+        assert!(text.contains("leases left      unknown"), "{text}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((json["leases_left"].is_null(), json["store_away"].as_u64()), (true, Some(3)));
+
+        // One that came back has done no harm.
+        let back = Ended { away: away(), ..ended(vec![call(Answer::Ok, 500)]) };
+        let report = Report::new(1, Duration::from_secs(1), None, &[], back);
+        assert_eq!(report.fault(), None);
+
+        let killed = Ended { processes: 4, lost: vec!["signal: 9 (SIGKILL)".into()], ..ended(vec![]) };
+        let report = Report::new(1, Duration::from_secs(1), None, &[], killed);
+        let fault = report.fault().unwrap();
+        assert_eq!(fault, "1 of 4 processes ended early; the first: signal: 9 (SIGKILL)");
+        assert!(report.to_string().contains("1 workers in 4 processes made"));
+        assert_eq!(serde_json::to_value(&report).unwrap()["processes_lost"], 1);
     }
 
     #[test]
