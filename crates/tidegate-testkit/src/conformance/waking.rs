@@ -2,12 +2,12 @@
 //!
 //! Spec: ST-13, ST-14, AS-12.
 
+use std::time::Duration;
+
 use tidegate_core::{
     Acquire, AcquireRequest, Capability, Class, Exchange, Head, Line, Outcome, Queue, SafeStart, Wake,
     rule::Rule,
 };
-
-use crate::task::real_sleep;
 
 use super::{
     Failure, Need, ensure,
@@ -17,7 +17,10 @@ use super::{
     },
     same, trials_of_rules,
 };
-use crate::{subject::Hook, task::Task};
+use crate::{
+    subject::Hook,
+    task::{Task, real_sleep},
+};
 
 const WAKE: Need = Need::Has(Capability::Wake);
 const LEASES: Need = Need::Has(Capability::Leases);
