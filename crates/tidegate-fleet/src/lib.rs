@@ -55,3 +55,8 @@ pub mod record;
 pub mod servers;
 pub mod store;
 pub mod worker;
+
+/// The front page of the project, so that its code is compiled: here, where every crate is known.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -39,8 +39,3 @@ pub use memory::MemoryStore;
 pub use semaphore::{Acquire, Adaptive, AdaptiveSemaphore, Lease, SemaphoreBuilder, SemaphoreState};
 pub use telemetry::{AcquireResult, Direction, Metrics, Recorder};
 pub use valve::{Concurrency, DeniedBy, Events, Job, Pause, Permit, Valve, ValveBuilder, ValveStats};
-
-/// The front page of the project, so that its code is compiled.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
