@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     /// Ids that are pinned to another policy than a member's own, as far as was seen.
     pins: Mutex<HashMap<Id, Arc<Stored>>>,
     /// The last numbered requests of each driver, as they were sent: a repeat has to be read as the first answer was.
-    sent: Mutex<HashMap<(Id, DriverId), [Option<Sent>; 2]>>,
+    sent: Mutex<HashMap<(Id, DriverId), LastSent>>,
 }
 
 /// A request under a number.
@@ -46,6 +46,8 @@ struct Sent {
     base: Base,
     request: Arc<Request>,
 }
+
+type LastSent = [Option<Sent>; 2];
 
 /// How many ids, and how many drivers, are kept in mind.
 const MOST_KEPT: usize = 10_000;
