@@ -473,6 +473,36 @@ async fn case_22_clients_that_come_and_die_all_day_leave_nothing_that_grows() {
     assert!(all.values().all(|left| *left > 0), "{all:?}");
 }
 
+#[tokio::test]
+async fn st_17_a_call_sweeps_no_more_than_it_may_and_answers_as_if_all_was_swept() {
+    let server = Redis::standalone(&Options::new()).unwrap();
+    let now = Arc::new(AtomicU64::new(1_700_000_000_000_000));
+    let reads = Arc::clone(&now);
+    let builder = RedisStore::builder(server.url());
+    let store = builder.test_clock(move || Moment::from_micros(reads.load(Ordering::SeqCst))).lazy().unwrap();
+    let policy = Policy::draft().bound(Bound::Fixed(5_000)).lease_ttl(ms(30_000)).check().unwrap();
+    let member = member(&Arc::new(policy), 1);
+    let jobs = AcquireRequest { class: None, jobs: vec![Default::default(); 500], line: Line::default() };
+    for _ in 0..10 {
+        assert_eq!(store.acquire(&member, &jobs).await.unwrap().body.grants.len(), 500);
+    }
+    assert_eq!(store.acquire(&member, &jobs).await.unwrap().body.grants.len(), 0, "all is taken");
+    now.fetch_add(30_000_000, Ordering::SeqCst);
+    // All have ended: whoever asks now is served, though most are yet to be swept.
+    let reply = store.acquire(&member, &jobs).await.unwrap();
+    assert_eq!(reply.body.grants.len(), 500);
+    let mut held = reply.head.held.unwrap();
+    assert!((3_500..=4_500).contains(&held), "{held} after the first call");
+    let mut calls = 1;
+    while held > 500 {
+        let next = store.release(&member, &[]).await.unwrap().head.held.unwrap();
+        assert!(next < held && held - next <= 1_000, "{held} before a call, {next} after it");
+        held = next;
+        calls += 1;
+    }
+    assert!(held == 500 && calls <= 6, "{calls} calls");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_30_any_identity_and_any_id_pass_on_a_cluster() {
     let cluster = Cluster::start(3).unwrap();

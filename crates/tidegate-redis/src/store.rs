@@ -40,14 +40,15 @@ pub(crate) struct Shared {
     sent: Mutex<HashMap<(Id, DriverId), LastSent>>,
 }
 
+/// The newest comes first.
+type LastSent = [Option<Sent>; 2];
+
 /// A request under a number.
 struct Sent {
     number: u64,
     base: Base,
     request: Arc<Request>,
 }
-
-type LastSent = [Option<Sent>; 2];
 
 /// How many ids, and how many drivers, are kept in mind.
 const MOST_KEPT: usize = 10_000;
