@@ -273,6 +273,16 @@ impl Check {
         self
     }
 
+    /// As [`lost_state`](Self::lost_state), where no more than `most` leases lived at that moment: for a loss of which only a
+    /// long span is known, in which many more came and went.
+    pub fn lost_at_most(self, history: &History, from: u64, until: u64, most: u32) -> Self {
+        let mut check = self.lost_state(history, from, until);
+        if let Some(last) = check.allowances.last_mut() {
+            last.extra = last.extra.min(most);
+        }
+        check
+    }
+
     /// At some moment from `from` to `until` the store lost its state: allows what `ST-18` allows.
     pub fn lost_state(mut self, history: &History, from: u64, until: u64) -> Self {
         let end = |held: &Held| held.possibly_until(self.ttl, self.lag);
@@ -284,6 +294,24 @@ impl Check {
         }
         self.losses.push((from, until));
         self.allow(from, over, extra)
+    }
+
+    /// The most leases that were certainly held at once in a moment for which more than the bound was allowed, and in one
+    /// for which it was not.
+    pub fn peaks(&self, history: &History) -> Peaks {
+        let spans = history.held.iter().map(|held| (held.granted, held.certainly_until()));
+        let spans = spans.filter(|(from, until)| from < until);
+        // Where one ends as another begins, the end comes first.
+        let mut steps: Vec<(u64, i64)> = spans.flat_map(|(from, until)| [(from, 1), (until, -1)]).collect();
+        steps.sort_unstable();
+        let (mut held, mut peaks) = (0_i64, Peaks::default());
+        for (at, step) in steps {
+            held += step;
+            let count = u32::try_from(held).unwrap_or(0);
+            let peak = if self.extra(at, at).is_some() { &mut peaks.allowed } else { &mut peaks.strict };
+            *peak = count.max(*peak);
+        }
+        peaks
     }
 
     /// Judges.
@@ -303,6 +331,15 @@ impl Check {
             self.allowances.iter().filter(|allowance| allowance.from <= until && from <= allowance.until);
         there.map(|allowance| allowance.extra).max()
     }
+}
+
+/// The most leases that were certainly held at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Peaks {
+    /// While the bound held as it stands.
+    pub strict: u32,
+    /// While more than the bound was allowed.
+    pub allowed: u32,
 }
 
 /// What was promised and not kept. Moments are in microseconds of the records' clock.

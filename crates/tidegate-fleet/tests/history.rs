@@ -8,7 +8,8 @@ use std::{collections::BTreeSet, time::Duration};
 use fastrand::Rng;
 use tidegate::Rule;
 use tidegate_fleet::history::{
-    Admission, Bound, Check, Credit, Findings, Held, History, Lease, Rate, Refusal, Unseen, Use, Violation,
+    Admission, Bound, Check, Credit, Findings, Held, History, Lease, Peaks, Rate, Refusal, Unseen, Use,
+    Violation,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -552,4 +553,29 @@ fn a_long_history_is_judged_by_a_sweep() {
     // The last ones wait when nobody comes any more.
     assert!(kinds(&findings).iter().all(|kind| *kind == "refused with room"), "{findings}");
     assert!(findings.0.len() < 20, "{findings}");
+}
+
+#[test]
+fn peaks_tell_what_was_held_within_an_allowance_from_what_was_held_without_one() {
+    let history = of([held(0, 1, 90, 100, 300), held(1, 2, 90, 100, 200), held(2, 3, 190, 200, 300)]);
+    let check = fixed(2);
+    assert_eq!(check.peaks(&history), Peaks { strict: 2, allowed: 0 });
+    let history = of([held(0, 1, 90, 100, 300), held(1, 2, 90, 100, 900), held(0, 3, 490, 500, 900)]);
+    assert_eq!(check.clone().allow(450, 600, 1).peaks(&history), Peaks { strict: 2, allowed: 2 });
+    assert_eq!(check.peaks(&History::default()), Peaks::default());
+}
+
+#[test]
+fn a_loss_allows_no_more_than_could_live_at_that_moment() {
+    // One after the other, in a span of which only the ends are known; the last of them lives on beside three more.
+    let before = (0_u32..5).map(|turn| {
+        let at = 100 + u64::from(turn) * 10;
+        held(9, u64::from(turn) + 1, at, at + 1, if turn == 4 { 400 } else { at + 5 })
+    });
+    let after = (0_u32..3).map(|slot| held(slot, u64::from(slot) + 10, 160, 161, 400));
+    let history = of(before.chain(after));
+    fixed(1).lost_state(&history, 90, 158).run(&history).expect_none();
+    let findings = fixed(1).lost_at_most(&history, 90, 158, 2).run(&history);
+    assert!(kinds(&findings).contains(&"overfull"), "{findings}");
+    fixed(1).lost_at_most(&history, 90, 158, 3).run(&history).expect_none();
 }

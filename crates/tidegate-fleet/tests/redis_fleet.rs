@@ -213,6 +213,131 @@ fn st_18_a_flush_exceeds_the_bound_as_far_as_is_allowed() -> Outcome {
     Ok(())
 }
 
+/// What one change did to the store: when it was made, until when it may have been found.
+struct Damaged {
+    from: u64,
+    until: u64,
+    what: String,
+}
+
+#[test]
+fn case_17_a_fleet_works_on_while_what_is_kept_is_deleted_and_overwritten() -> Outcome {
+    let server = Redis::standalone(&Options::new())?;
+    let plan = Plan {
+        ttl_ms: 700,
+        tasks: 4,
+        hold_ms: Span(5, 60),
+        outcomes: Outcomes { success: 8, throttled: 1, failure: 1, dropped: 1 },
+        ..plan(server.url(), Gate::Semaphore { initial: 5, min: 3, max: 6 })
+    };
+    let mut random = fastrand::Rng::with_seed(plan.seed);
+    let fleet = Fleet::start(PROGRAM, &plan, 3)?;
+    let mut connection = server.connection()?;
+    let main = "tidegate:{provider}";
+    let mut damaged = Vec::new();
+    fleet.wait_for_grants(50, PATIENCE)?;
+    // Each field but those of one letter, of which there is one each: some lease, some cohort, some answer.
+    let parts = ["s", "p", "d", "l", "q", "z", "v", "m0", "c", "k", "0", "1", "x", "all"];
+    for (part, deletes) in parts.into_iter().flat_map(|part| [(part, true), (part, false)]) {
+        let noise: Vec<u8> = (0..random.usize(0..200)).map(|_| random.u8(..)).collect();
+        let fields: Vec<String> = redis::cmd("HKEYS").arg(main).query(&mut connection)?;
+        let answers: Vec<String> =
+            redis::cmd("KEYS").arg("tidegate:{provider}:x:*").query(&mut connection)?;
+        let starting = |start: &str| fields.iter().find(|field| field.starts_with(start)).cloned();
+        let (from, until, done) = during(|| match part {
+            "all" if deletes => redis::cmd("DEL").arg(main).exec(&mut connection),
+            "all" => redis::cmd("SET").arg(main).arg(&noise).exec(&mut connection),
+            "x" if deletes => redis::cmd("DEL").arg(&answers).exec(&mut connection),
+            "x" => answers
+                .iter()
+                .try_for_each(|key| redis::cmd("SET").arg(key).arg(&noise).exec(&mut connection)),
+            start => {
+                let field = starting(start).unwrap_or_else(|| start.to_owned());
+                match deletes {
+                    true => redis::cmd("HDEL").arg(main).arg(field).exec(&mut connection),
+                    false => redis::cmd("HSET").arg(main).arg(field).arg(&noise).exec(&mut connection),
+                }
+            }
+        });
+        done?;
+        // What a lease or a cohort has lost is found when it ends, a TTL later.
+        let ttl = u64::from(u32::try_from(plan.ttl_ms)?) * 1_000;
+        damaged.push(Damaged { from, until: until + ttl, what: format!("{part}, deleted: {deletes}") });
+        let start = Instant::now();
+        fleet.wait_for_grants(20, plan.lease_ttl()).map_err(|error| format!("{part}, {deletes}: {error}"))?;
+        std::thread::sleep(plan.lease_ttl().saturating_sub(start.elapsed()));
+    }
+    let records = fleet.stop(PATIENCE)?;
+    let codes: Vec<&str> = records
+        .iter()
+        .filter_map(|record| match &record.event {
+            Event::Refused { code, why, .. } if code != "cancelled" => Some(why.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert!(codes.iter().any(|why| why.contains("it was cleared")), "corruption is told: {codes:?}");
+    assert!(codes.iter().all(|why| why.contains("it was cleared") || why.contains("no room")), "{codes:?}");
+    let history = History::of(&records);
+    let check = Check::new(Bound::Adaptive { min: 3 }, plan.lease_ttl());
+    let check = damaged.iter().fold(check, |check, damage| {
+        check.lost_state(&history, damage.from, damage.until).outage(damage.from, damage.until)
+    });
+    let findings = check.run(&history);
+    let damaged: Vec<String> = damaged.iter().map(|it| format!("{}: {}", it.from, it.what)).collect();
+    assert!(findings.is_empty(), "{findings}\n{}", damaged.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn case_31_a_store_that_is_frozen_for_ten_seconds_keeps_no_caller_and_loses_no_slot() -> Outcome {
+    let server = Redis::standalone(&Options::new())?;
+    let plan = Plan {
+        ttl_ms: 1_500,
+        tasks: 3,
+        hold_ms: Span(5, 50),
+        timeout_ms: 3_000,
+        op_timeout_ms: 500,
+        ..plan(server.url(), Gate::Global { limit: 4 })
+    };
+    let fleet = Fleet::start(PROGRAM, &plan, 3)?;
+    fleet.wait_for_grants(100, PATIENCE)?;
+    let (from, until, frozen) = during(|| {
+        server.freeze()?;
+        std::thread::sleep(Duration::from_secs(10));
+        server.thaw()
+    });
+    frozen?;
+    // All four slots are in use again within one TTL, by those that wait for them.
+    let start = Instant::now();
+    fleet.wait_for_grants(100, plan.lease_ttl() * 2)?;
+    println!("100 grants {:?} after the thaw", start.elapsed());
+    let start = Instant::now();
+    while start.elapsed() < plan.lease_ttl() * 2 {
+        fleet.wait_for_grants(20, PATIENCE)?;
+    }
+    let records = fleet.stop(PATIENCE)?;
+    let mut called = std::collections::HashMap::new();
+    let mut unavailable = 0;
+    for record in &records {
+        match &record.event {
+            Event::Called { job } => drop(called.insert((record.worker, *job), record.at)),
+            Event::Refused { job, code, .. } if code != "cancelled" => {
+                let took = record.at - called[&(record.worker, *job)];
+                assert!(took < 3_500_000, "a caller with 3 s was held for {took} us");
+                unavailable += usize::from(code == "unavailable");
+            }
+            _ => {}
+        }
+    }
+    assert!(unavailable > 9, "{unavailable} callers were told");
+    Check::new(Bound::Fixed(4), plan.lease_ttl())
+        .lag(Duration::from_secs(11))
+        .outage(from, until + 1_500_000)
+        .run(&History::of(&records))
+        .expect_none();
+    Ok(())
+}
+
 #[test]
 fn case_28_flushed_scripts_and_a_restart_are_seen_by_no_caller() -> Outcome {
     let mut server = Redis::standalone(&Options::new().append_only())?;
