@@ -161,7 +161,8 @@ function M.remember(answer)
     return
   end
   local kept = math.max(M.P and M.P.ttl or 0, 60000)
-  local record = struct.pack('<dddd', M.S.epoch, R.number[1], R.number[2], M.now + kept) .. answer
+  local high, low, until_ms = R.number[1], R.number[2], M.now + kept
+  local record = struct.pack('<ddddd', M.S.epoch, high, low, until_ms, 1 + M.S.epoch + high + low + until_ms) .. answer
   M.ask('SET', KEYS[2], record, 'PX', string.format('%.0f', M.lives(kept)))
 end
 
@@ -171,7 +172,10 @@ function M.exchange(takes_memory)
     local record = M.ask('GET', KEYS[2])
     local last = { 0, 0 }
     if record then
-      local epoch, high, low, until_ms, from = struct.unpack('<dddd', record)
+      local epoch, high, low, until_ms, sum, from = struct.unpack('<ddddd', record)
+      if sum ~= 1 + epoch + high + low + until_ms or high % 1 + low % 1 + until_ms % 1 ~= 0 then
+        M.corrupt('answer')
+      end
       if epoch == M.S.epoch and until_ms > M.now then
         last = { high, low }
         if high == R.number[1] and low == R.number[2] then
