@@ -34,7 +34,7 @@ return M.step(function()
   for _, slot in ipairs(slots) do
     local lease = M.lease_at(slot) or M.corrupt('slots')
     local parts = lease.fence % 1 + lease.epoch % 1 + lease.granted % 1
-    if parts ~= 0 or lease.fence < 1 or lease.epoch < 1 or lease.fence > M.S.fence or lease.granted > M.now then
+    if parts ~= 0 or lease.fence < 0 or lease.epoch < 0 or lease.fence > M.S.fence or lease.granted > M.now then
       M.corrupt('lease')
     end
     local rests = lease.cohort < 0

@@ -383,7 +383,12 @@ async fn case_17_each_key_and_field_is_deleted_or_overwritten_singly_while_work_
                         continue;
                     }
                 }
-                if let Err(fault) = lab.trial(&id, &mut drivers, &mut seen).await {
+                let outcome = lab.trial(&id, &mut drivers, &mut seen).await;
+                // A layout that reads as a newer one is refused as that, and left alone: it cannot be told from one.
+                let is_layout = matches!(&all[part], Target::Field(_, field) if field == b"v");
+                if let Err(fault) = outcome
+                    && !(is_layout && fault.contains("stored state has layout"))
+                {
                     faults.push(format!("{fault}: {}", what.chars().take(200).collect::<String>()));
                 }
                 seen.trials += 1;
