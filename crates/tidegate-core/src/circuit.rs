@@ -277,13 +277,18 @@ impl CircuitState {
             CheckedStrategy::Count { size, .. } => size.div_ceil(self.heard(now_ms).max(1)),
             _ => u32::MAX,
         };
+        // Asked at most twice a batch, before and after its first failure, however many runs it has.
+        let mut enough = None;
+        let mut failed = false;
         for (run, left) in batch.runs().iter().zip(batch.thinned(most)) {
-            if run.verdict == Verdict::Failure {
+            if run.verdict == Verdict::Failure && !failed {
+                failed = true;
+                enough = None;
                 self.reporters.fail(driver, now_ms);
             }
             if left.times > 0
                 && self.results.add(policy.strategy(), left, now_ms)
-                && self.enough_fail(policy, now_ms)
+                && *enough.get_or_insert_with(|| self.enough_fail(policy, now_ms))
             {
                 return Reported::Opened(self.open(policy, Why::Results, now_ms));
             }
