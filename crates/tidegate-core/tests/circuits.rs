@@ -386,6 +386,7 @@ fn cb_4_the_permit_of_a_long_trial_is_kept_by_renewing() {
     let mut state = opened(&policy);
     let permit = granted(&mut state, &policy, A, NOW + 1_000);
     assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 3_999), Some(NOW + 6_999));
+    assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 1_000), Some(NOW + 6_999));
     assert_eq!(state.renew_trial(&policy, B, permit.fence, NOW + 3_999), None);
     assert_eq!(state.try_half_open(&policy, B, NOW + 6_998), Trial::Full { retry_ms: 1 });
     assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 6_999), None);
@@ -518,6 +519,19 @@ fn cb_9_no_more_reporters_are_asked_for_than_there_are() {
 }
 
 #[test]
+fn cb_9_one_reporter_is_no_condition_however_old_its_failures_are() {
+    for (reporters, opens) in [(1, true), (2, false)] {
+        let policy = draft(count(0.5, 10, 4)).min_reporters(reporters).check().unwrap();
+        let mut state = CircuitState::new(&policy, NOW);
+        report(&mut state, &policy, A, &[bad(2)], NOW);
+        report(&mut state, &policy, A, &[ok(1)], NOW + 60_000);
+        report(&mut state, &policy, B, &[], NOW + 60_000);
+        report(&mut state, &policy, A, &[ok(1)], NOW + 60_000);
+        assert_eq!(state.is_open(), opens, "{reporters} reporters");
+    }
+}
+
+#[test]
 fn cb_9_failures_from_before_a_change_are_no_recent_failures() {
     let policy = draft(consecutive(2)).min_reporters(2).check().unwrap();
     let mut state = CircuitState::new(&policy, NOW);
@@ -588,34 +602,6 @@ fn cb_11_leadership_that_is_given_away_is_free_at_once() {
 }
 
 #[test]
-fn st_2_moments_move_back_with_the_clock_and_answers_stay() {
-    let back = 3_600_000;
-    for policy in [idle(500), half_open(2), policy(sampling(0.5, 1_000, 3)), policy(count(0.5, 10, 3))] {
-        let mut here = CircuitState::new(&policy, NOW);
-        elected(&mut here, &policy, A, NOW);
-        report(&mut here, &policy, A, &[ok(1), bad(1)], NOW + 5);
-        let mut there = here.clone();
-        there.shift_back(back);
-        assert_eq!(there.generation(), here.generation());
-        assert_eq!(
-            there.leader(NOW + 7 - back).unwrap().until_ms + back,
-            here.leader(NOW + 7).unwrap().until_ms
-        );
-        assert_eq!(there.due_ms(&policy).map(|due| due + back), here.due_ms(&policy));
-        for (state, now) in [(&mut here, NOW + 900), (&mut there, NOW + 900 - back)] {
-            report(state, &policy, B, &[bad(9)], now);
-            assert!(state.is_open() || policy == idle(500));
-            state.force_open(&policy, now);
-            state.try_half_open(&policy, B, now + 1_000);
-        }
-        there.shift_back(0);
-        assert_eq!(there.since_ms() + back, here.since_ms());
-        assert_eq!(there.next_attempt_ms().map(|next| next + back), here.next_attempt_ms());
-        assert_eq!(there.due_ms(&policy).map(|due| due + back), here.due_ms(&policy));
-    }
-}
-
-#[test]
 fn st_5_a_newer_revision_carries_the_state_over() {
     let old = policy(count(0.5, 10, 4));
     let mut state = CircuitState::new(&old, NOW);
@@ -670,6 +656,20 @@ fn st_5_the_first_field_that_differs_is_named() {
         differs(with(Recovery::health_check(), Backoff::Custom)),
         said("backoff", "exponential", "custom")
     );
+}
+
+#[test]
+fn st_5_trials_start_anew_under_another_recovery() {
+    let (old, new) = (half_open(2), half_open(1));
+    let mut state = opened(&old);
+    let before = granted(&mut state, &old, A, NOW + 1_000);
+    let out = granted(&mut state, &old, A, NOW + 1_000);
+    state.half_open_result(&old, A, before.fence, Verdict::Success, NOW + 1_001);
+    state.carry(&old, &new, NOW + 1_002);
+    assert_eq!(state.half_open_result(&new, A, out.fence, Verdict::Success, NOW + 1_003), Judged::Stale);
+    let after = granted(&mut state, &new, B, NOW + 1_004);
+    state.half_open_result(&new, B, after.fence, Verdict::Success, NOW + 1_005);
+    assert!(!state.is_open());
 }
 
 /// What a policy is refused with: the option, and what is allowed.
@@ -936,6 +936,44 @@ impl Naive {
     }
 }
 
+/// Takes one step of a few kinds, and says what came of it, without fences.
+fn taken(
+    state: &mut CircuitState,
+    policy: &CircuitPolicy,
+    (step, who, _, failed): (u8, u128, u64, bool),
+    now: u64,
+) -> String {
+    let driver = DriverId(who);
+    let verdict = if failed { Verdict::Failure } else { Verdict::Success };
+    match step {
+        0..=3 => {
+            let run = if failed { bad(2) } else { ok(1) };
+            format!("{:?}", report(state, policy, driver, &[run], now))
+        }
+        4 => matches!(state.elect(policy, driver, now), Election::Leads(_)).to_string(),
+        5 => match state.leader(now) {
+            Some(leader) => {
+                let kind = state.attempt().map_or(CheckKind::Idle, |attempt| CheckKind::Recovery { attempt });
+                let generation = state.generation();
+                let judged =
+                    state.check_verdict(policy, leader.driver, leader.fence, generation, kind, verdict, now);
+                format!("{judged:?}")
+            }
+            None => "nobody leads".to_owned(),
+        },
+        6 | 7 => match state.try_half_open(policy, driver, now) {
+            Trial::Granted(permit) => format!("for {} ms", permit.until_ms - now),
+            other => format!("{other:?}"),
+        },
+        _ => match state.trials().first().copied() {
+            Some(permit) => {
+                format!("{:?}", state.half_open_result(policy, permit.driver, permit.fence, verdict, now))
+            }
+            None => "no trials".to_owned(),
+        },
+    }
+}
+
 proptest! {
     /// Up to 512 moments nothing is coalesced, so the state opens at exactly the run at which the log does. Batches are
     /// of one process at a time and as long as a `Count` takes from it.
@@ -991,6 +1029,42 @@ proptest! {
             } else {
                 prop_assert_eq!(reported, Reported::Counted, "at {}", now - NOW);
             }
+        }
+    }
+
+    /// A clock that is set back moves what is stored with it, and every later answer is the same, as much earlier.
+    #[test]
+    fn st_2_moments_move_back_with_the_clock_and_answers_stay(
+        which in 0..4_usize,
+        back in 1..NOW / 2,
+        before in proptest::collection::vec((0..9_u8, 0..3_u128, 0..900_u64, any::<bool>()), 1..60),
+        after in proptest::collection::vec((0..9_u8, 0..3_u128, 0..900_u64, any::<bool>()), 1..60),
+    ) {
+        let policy = match which {
+            0 => idle(500),
+            1 => half_open(2),
+            2 => draft(sampling(0.5, 2_000, 6)).min_reporters(2).check().unwrap(),
+            _ => draft(count(0.6, 10, 3)).min_reporters(3).check().unwrap(),
+        };
+        let mut here = CircuitState::new(&policy, NOW);
+        let mut now = NOW;
+        for step in before {
+            now += step.2;
+            taken(&mut here, &policy, step, now);
+        }
+        let mut there = here.clone();
+        there.shift_back(back);
+        prop_assert_eq!(there.generation(), here.generation());
+        for step in after {
+            now += step.2;
+            prop_assert_eq!(taken(&mut there, &policy, step, now - back), taken(&mut here, &policy, step, now));
+            prop_assert_eq!(there.since_ms() + back, here.since_ms());
+            prop_assert_eq!(there.due_ms(&policy).map(|due| due + back), here.due_ms(&policy));
+            prop_assert_eq!(there.next_attempt_ms().map(|next| next + back), here.next_attempt_ms());
+            prop_assert_eq!(there.heard(now - back), here.heard(now));
+            prop_assert_eq!(there.failing(&policy, now - back), here.failing(&policy, now));
+            prop_assert_eq!(there.recent().collect::<Vec<_>>(), here.recent().collect::<Vec<_>>());
+            prop_assert_eq!(there.is_open(), here.is_open());
         }
     }
 
@@ -1131,12 +1205,12 @@ proptest! {
     #[test]
     fn cb_1_sampling_never_opens_earlier_than_a_naive_log(
         percent in 20..=90_u32,
-        duration in 600..2_000_u64,
-        least in 1..1_200_u32,
+        duration in 1_000..2_500_u64,
+        least in 400..900_u32,
         seed in any::<u64>(),
     ) {
         let strategy = sampling(f64::from(percent) / 100.0, duration, least);
-        let policy = policy(strategy);
+        let policy = draft(strategy).check().unwrap();
         let mut state = CircuitState::new(&policy, NOW);
         let mut naive = Naive::new(strategy, 1);
         let (mut dice, mut now, mut opened) = (seed | 1, NOW, 0);
@@ -1144,9 +1218,9 @@ proptest! {
             dice ^= dice << 13;
             dice ^= dice >> 7;
             dice ^= dice << 17;
-            now += dice % 3;
-            // Failures come in waves around the threshold.
-            let wave = if step / 700 % 2 == 0 { percent.saturating_sub(15) } else { percent + 5 };
+            // Calls come faster and slower, and failures rise slowly from below the threshold to above it.
+            now += dice % if step / 900 % 2 == 0 { 3 } else { 5 };
+            let wave = percent - 15 + step / 40 % 25;
             let run = if (dice >> 32) % 100 < u64::from(wave) { bad(1) } else { ok(1) };
             naive.results.push((now, run.verdict == Verdict::Failure));
             report(&mut state, &policy, A, &[run], now);
@@ -1156,6 +1230,10 @@ proptest! {
                 state.force_close(&policy, now);
                 naive.results.clear();
             } else {
+                // What is older than two durations counts in nothing.
+                if step % 500 == 0 {
+                    naive.results.retain(|(at, _)| at + 2 * duration > now);
+                }
                 prop_assert!(!naive.certainly_opens(now), "step {}", step);
             }
         }
