@@ -659,6 +659,44 @@ fn st_5_the_first_field_that_differs_is_named() {
 }
 
 #[test]
+fn st_5_another_backoff_keeps_the_number_of_the_attempt_and_only_brings_it_nearer() {
+    let old = policy(consecutive(3));
+    let with = |initial| {
+        let backoff = Backoff::Exponential { initial: ms(initial), multiplier: 2.0, max: None };
+        CircuitPolicy::draft(consecutive(3), Recovery::health_check(), backoff).check().unwrap()
+    };
+    // The second attempt would come 2 s after the first.
+    for (initial, next) in [(100, NOW + 1_600), (9_000, NOW + 3_000)] {
+        let mut state = opened(&old);
+        checked(&mut state, &old, Verdict::Failure, NOW + 1_000);
+        let new = with(initial);
+        state.carry(&old, &new, NOW + 1_500);
+        assert_eq!((state.attempt(), state.next_attempt_ms()), (Some(2), Some(next)));
+        checked(&mut state, &new, Verdict::Failure, next);
+        assert_eq!((state.attempt(), state.next_attempt_ms()), (Some(3), Some(next + 2 * initial)));
+    }
+}
+
+#[test]
+fn st_5_results_start_anew_where_the_strategy_keeps_others() {
+    for (old, new, kept) in [
+        (count(0.5, 10, 4), count(1.0, 10, 4), true),
+        (count(0.5, 10, 4), count(0.5, 11, 4), false),
+        (sampling(0.5, 500, 4), sampling(1.0, 500, 4), true),
+        (sampling(0.5, 500, 4), sampling(0.5, 501, 4), false),
+        (consecutive(7), consecutive(4), true),
+        (count(0.5, 10, 4), sampling(0.5, 500, 4), false),
+    ] {
+        let (old, new) = (policy(old), policy(new));
+        let mut state = CircuitState::new(&old, NOW);
+        report(&mut state, &old, A, &[bad(3)], NOW);
+        state.carry(&old, &new, NOW);
+        report(&mut state, &new, A, &[bad(1)], NOW);
+        assert_eq!(state.is_open(), kept, "{old:?} to {new:?}");
+    }
+}
+
+#[test]
 fn st_5_trials_start_anew_under_another_recovery() {
     let (old, new) = (half_open(2), half_open(1));
     let mut state = opened(&old);

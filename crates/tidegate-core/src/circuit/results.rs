@@ -75,14 +75,14 @@ impl Batch {
     }
 
     /// The runs as at most `most` results, with their order and the share of failures kept. Rounding makes failures
-    /// more, and puts each where it still comes no later. A run of which nothing is left has no results.
+    /// more, and none comes later than it did. A run of which nothing is left has no results.
     ///
     /// With N results, F of them failures, `⌈F × most / N⌉` failures and the rest successes are left. Of the first f
     /// failures `⌈f × most / N⌉` are, and of the first s successes the whole part of their share.
     pub(super) fn thinned(&self, most: u32) -> impl Iterator<Item = Run> {
         let all: u64 = self.0.iter().map(|run| u64::from(run.times)).sum();
         let failed: u64 = self.0.iter().map(Run::failed).sum();
-        // At most 10^9 results, and most is at most 10^9: below 2^53 where it counts, since it is cut only if fewer.
+        // At most 10^9 results. Only a `Count` cuts them, to at most 1,000: so no product passes 10^12.
         let most = u64::from(most).min(all);
         let failures = move |f: u64| if most == all { f } else { (f * most).div_ceil(all) };
         let (worked, left) = (all - failed, most - failures(failed));
@@ -250,6 +250,23 @@ mod tests {
         let mixed = [Run::failures(1), Run::successes(1), Run::failures(1), Run::successes(1)];
         assert_eq!(left(&mixed, 2).iter().map(|run| run.times).sum::<u32>(), 2);
         assert_eq!(left(&mixed, 3).iter().map(|run| u64::from(run.times)).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn cb_8_a_thinned_batch_has_exactly_its_number_and_at_every_point_its_share_of_failures() {
+        for (a, b, c, most) in (1..9).flat_map(|a| {
+            (1..9).flat_map(move |b| (1..9).flat_map(move |c| (1..30).map(move |most| (a, b, c, most))))
+        }) {
+            let runs = [Run::successes(a), Run::failures(b), Run::successes(c), Run::failures(a)];
+            let (all, failed) = (2 * a + b + c, a + b);
+            let thin = left(&runs, most);
+            assert_eq!(thin.iter().map(|run| run.times).sum::<u32>(), most.min(all));
+            assert!(runs.iter().zip(&thin).all(|(run, thin)| thin.times <= run.times));
+            let most = most.min(all);
+            assert_eq!(thin[1].times, (b * most).div_ceil(all));
+            assert_eq!(thin[1].times + thin[3].times, (failed * most).div_ceil(all));
+            assert_eq!(thin[0].times, a * thin.iter().step_by(2).map(|run| run.times).sum::<u32>() / (a + c));
+        }
     }
 
     #[test]
