@@ -6,9 +6,10 @@
 //! - [`Store`] is the contract, with its optional capabilities;
 //! - [`Model`] is the reference: a whole store as a value;
 //! - [`Policy`] is what must be the same in every worker of an id;
-//! - [`rule`], [`limit`] and [`share`] hold the decisions.
+//! - [`rule`], [`limit`], [`share`] and [`circuit`] hold the decisions.
 
 pub mod backoff;
+pub mod circuit;
 mod fraction;
 mod id;
 mod invalid;
@@ -21,6 +22,7 @@ pub mod share;
 pub mod store;
 pub mod time;
 
+pub use circuit::{CircuitPolicy, CircuitState};
 pub use fraction::Fraction;
 pub use id::{Id, Identity, Name, Owner};
 pub use invalid::Invalid;
