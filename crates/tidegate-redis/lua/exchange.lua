@@ -235,9 +235,3 @@ function M.exchange(takes_memory)
   M.publish()
   return answer
 end
-
-return M.step(function()
-  return M.exchange(true)
-end, function()
-  return M.exchange(false)
-end)

@@ -9,17 +9,18 @@ local LEASE <const> = '<ddddB'
 local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
+local NAMED <const> = 16384
 
-M.cohorts, M.joined = {}, {}
-
--- Slots by their fields, written out once each: a number is slow to write.
+-- Slots by their fields, written out once each: a number is slow to write. Those of a library live on, so not all are kept.
 M.names = {}
 
 function M.name_of(slot)
   local name = M.names[slot]
   if not name then
     name = string.format('%d', slot)
-    M.names[slot] = name
+    if slot < NAMED then
+      M.names[slot] = name
+    end
   end
   return name
 end
@@ -119,8 +120,6 @@ function M.keep_cohorts()
 end
 
 -- The bits of taken slots, 8,192 in a field, as the bytes that they are written in. Where there are leases, there is one.
-M.chunks = {}
-
 function M.chunk(index)
   local bytes = M.chunks[index]
   if not bytes then

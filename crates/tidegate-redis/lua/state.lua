@@ -9,8 +9,6 @@ local EXACT <const> = 9007199254740992
 local LAST <const> = 9007199254740991
 local BEHIND_US <const> = 1000000
 
-M.key = KEYS[1]
-
 -- Asks the server; a refusal ends the step.
 function M.ask(...)
   local answer = redis.pcall(...)
@@ -24,9 +22,7 @@ function M.corrupt(what)
   error({ corrupt = what })
 end
 
--- Fields as they are (false: absent), and those that are to be written.
-M.fields, M.changed = {}, {}
-
+-- A field as it is; false where it is absent.
 function M.get(field)
   local value = M.fields[field]
   if value == nil then
@@ -161,8 +157,9 @@ function M.live()
   end
 end
 
+-- Reads the state. M.fields has fields as they are, M.changed those that are to be written.
 function M.load_state()
-  M.fields, M.changed = {}, {}
+  M.changed = {}
   local values = M.ask('HMGET', M.key, 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z')
   local fields = {
     v = values[1], s = values[2], d = values[3], p = values[4], l = values[5], q = values[6], w = values[7],
@@ -271,10 +268,10 @@ function M.head()
   }
 end
 
--- From 7.0 on, what is published goes where the keys are, and to no other server.
-M.PUBLISH = (redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH'
-
-M.pushes = {}
+-- Says something on a channel. From 7.0 on it goes where the keys are, and to no other server.
+function M.say(channel, message)
+  return M.ask((redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH', channel, message)
+end
 
 -- Notes a change that all are told of, once it is written.
 function M.tell_all(message)
@@ -287,7 +284,7 @@ end
 
 function M.publish()
   for _, message in ipairs(M.pushes) do
-    M.ask(M.PUBLISH, M.key .. ':all', message)
+    M.say(M.key .. ':all', message)
   end
   M.pushes = {}
 end
