@@ -46,7 +46,7 @@ impl Bench {
     }
 
     fn round_trips(&self) -> f64 {
-        self.info("commandstats", "cmdstat_evalsha:")
+        self.info("commandstats", "cmdstat_fcall:")
     }
 
     fn cpu(&self) -> f64 {

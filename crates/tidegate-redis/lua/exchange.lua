@@ -31,22 +31,22 @@ function M.release_step()
   if not M.P or #R.releases == 0 then
     return
   end
-  local slots = {}
-  for at = 1, #R.releases, 5 do
-    if R.releases[at] >= 0 then
-      slots[#slots + 1] = R.releases[at]
+  local slots, releases = {}, R.releases
+  for at = 1, #releases, 5 do
+    if releases[at] >= 0 then
+      slots[#slots + 1] = releases[at]
     end
   end
   M.fetch_leases(slots)
   local before = M.limit_now()
   local adaptive = M.P.adaptive
-  for at = 1, #R.releases, 5 do
-    local outcome, retry_after = R.releases[at + 3], R.releases[at + 4]
+  for at = 1, #releases, 5 do
+    local outcome, retry_after = releases[at + 3], releases[at + 4]
     local rest_ms = 0
     if adaptive and outcome == 1 then
       rest_ms = retry_after >= 0 and math.min(retry_after, adaptive[6]) or adaptive[8]
     end
-    local was_live = M.release(R.releases[at], R.releases[at + 1], R.releases[at + 2], rest_ms)
+    local was_live = M.release(releases[at], releases[at + 1], releases[at + 2], rest_ms)
     if adaptive then
       if outcome == 1 then
         M.throttled(adaptive)
@@ -114,11 +114,9 @@ function M.acquire_step(acquire, freed)
         M.spend_all(costs, takes)
       end
       if M.P.leased then
-        for _ = 1, takes do
-          slots[#slots + 1] = M.grant(tier, R.owner)
-          if first_fence == 0 then
-            first_fence = M.S.fence
-          end
+        local fence = M.grant_all(tier, R.owner, takes, slots)
+        if first_fence == 0 then
+          first_fence = fence
         end
       end
       granted = granted + takes
@@ -235,9 +233,3 @@ function M.exchange(takes_memory)
   M.publish()
   return answer
 end
-
-return M.step(function()
-  return M.exchange(true)
-end, function()
-  return M.exchange(false)
-end)

@@ -5,21 +5,23 @@
 -- that is, how many are left, the cohorts before and after it, and `k` with the slots that ever were in it.
 
 local LEASE <const> = '<ddddB'
+local OWNER_FROM <const> = 34
 -- The last number is the sum of those before it and 1: what was damaged is known by it.
 local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
+local NAMED <const> = 16384
 
-M.cohorts, M.joined = {}, {}
-
--- Slots by their fields, written out once each: a number is slow to write.
+-- Slots by their fields, written out once each: a number is slow to write. Those of a library live on, so not all are kept.
 M.names = {}
 
 function M.name_of(slot)
   local name = M.names[slot]
   if not name then
     name = string.format('%d', slot)
-    M.names[slot] = name
+    if slot < NAMED then
+      M.names[slot] = name
+    end
   end
   return name
 end
@@ -31,50 +33,45 @@ function M.cohort(number)
     if not raw then
       M.corrupt('cohort')
     end
-    it = {}
-    local sum
-    it.ends, it.count, it.earlier, it.later, sum = struct.unpack(COHORT, raw)
-    if sum ~= 1 + it.ends + it.count + it.earlier + it.later
-      or it.ends % 1 + it.count % 1 + it.earlier % 1 + it.later % 1 ~= 0 then
+    local ends, count, earlier, later, sum = struct.unpack(COHORT, raw)
+    if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
       M.corrupt('cohort')
     end
+    it = { ends = ends, count = count, earlier = earlier, later = later }
     M.cohorts[number] = it
   end
   return it
 end
 
--- Joins the cohort that ends at `ends`: behind all that end no later.
-function M.join(slot, ends)
+-- The cohort that ends at `ends`, begun where there is none: behind all that end no later.
+function M.join(ends)
   local number = M.joined[ends]
   if not number then
-    M.S.cohort = M.S.cohort + 1
-    number = M.S.cohort
-    local earlier = M.S.newest
+    local S = M.S
+    S.cohort = S.cohort + 1
+    number = S.cohort
+    local earlier = S.newest
     while earlier ~= 0 and M.cohort(earlier).ends > ends do
       earlier = M.cohort(earlier).earlier
     end
     local later
     if earlier == 0 then
-      later = M.S.first
-      M.S.first = number
+      later = S.first
+      S.first = number
     else
-      later = M.cohort(earlier).later
-      M.cohort(earlier).later = number
-      M.cohort(earlier).changed = true
+      local before = M.cohort(earlier)
+      later = before.later
+      before.later, before.changed = number, true
     end
     if later == 0 then
-      M.S.newest = number
+      S.newest = number
     else
-      M.cohort(later).earlier = number
-      M.cohort(later).changed = true
+      local behind = M.cohort(later)
+      behind.earlier, behind.changed = number, true
     end
-    M.cohorts[number] = { ends = ends, count = 0, earlier = earlier, later = later, slots = {} }
+    M.cohorts[number] = { ends = ends, count = 0, earlier = earlier, later = later, slots = {}, changed = true }
     M.joined[ends] = number
   end
-  local it = M.cohorts[number]
-  it.count = it.count + 1
-  it.changed = true
-  it.slots[#it.slots + 1] = M.name_of(slot)
   return number
 end
 
@@ -104,23 +101,21 @@ function M.leave(number)
 end
 
 function M.keep_cohorts()
+  local changed = M.changed
   for number, it in pairs(M.cohorts) do
     if it.over then
-      M.put('c' .. number, false)
-      M.put('k' .. number, false)
+      changed['c' .. number], changed['k' .. number] = false, false
     elseif it.changed then
-      M.put('c' .. number, struct.pack(COHORT, it.ends, it.count, it.earlier, it.later,
-        1 + it.ends + it.count + it.earlier + it.later))
+      local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
+      changed['c' .. number] = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later)
       if it.slots then
-        M.put('k' .. number, table.concat(it.slots, ' '))
+        changed['k' .. number] = table.concat(it.slots, ' ')
       end
     end
   end
 end
 
 -- The bits of taken slots, 8,192 in a field, as the bytes that they are written in. Where there are leases, there is one.
-M.chunks = {}
-
 function M.chunk(index)
   local bytes = M.chunks[index]
   if not bytes then
@@ -153,13 +148,19 @@ function M.lowest_free()
 end
 
 function M.mark(slot, taken)
-  local at = math.floor(slot / 8)
-  local bytes = M.chunk(math.floor(at / CHUNK))
+  local bit = slot % 8
+  local at = (slot - bit) / 8
   local place = at % CHUNK + 1
-  for missing = #bytes + 1, place do
-    bytes[missing] = 0
+  local index = (at - place + 1) / CHUNK
+  local bytes = M.chunks[index] or M.chunk(index)
+  local byte = bytes[place]
+  if not byte then
+    for missing = #bytes + 1, place do
+      bytes[missing] = 0
+    end
+    byte = 0
   end
-  local byte = bytes[place] + (taken and 1 or -1) * 2 ^ (slot % 8)
+  byte = byte + (taken and 1 or -1) * 2 ^ bit
   if byte < 0 or byte > 255 then
     M.corrupt('slots')
   end
@@ -183,30 +184,82 @@ function M.lease_at(slot)
   if not raw or #raw == 8 then
     return nil
   end
-  local fence, epoch, granted, number, tier, from = struct.unpack(LEASE, raw)
-  return { slot = slot, fence = fence, epoch = epoch, granted = granted, cohort = number, tier = tier,
-    owner = string.sub(raw, from) }
+  local fence, epoch, granted, number, tier = struct.unpack(LEASE, raw)
+  return { slot = slot, fence = fence, epoch = epoch, granted = granted, cohort = number, tier = tier, raw = raw }
 end
 
 function M.keep_lease(lease)
   local packed = struct.pack(LEASE, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier)
-  M.put(M.name_of(lease.slot), packed .. lease.owner)
+  M.put(M.name_of(lease.slot), packed .. M.owner_of(lease))
+end
+
+function M.owner_of(lease)
+  return string.sub(lease.raw, OWNER_FROM)
 end
 
 function M.occupy(slot, fence, epoch, tier, owner)
-  local number = M.join(slot, M.now + M.P.ttl)
-  M.put(M.name_of(slot), struct.pack(LEASE, fence, epoch, M.now, number, tier) .. owner)
+  local S, now = M.S, M.now
+  local number = M.join(now + M.P.ttl)
+  local it, name = M.cohorts[number], M.name_of(slot)
+  it.count, it.changed = it.count + 1, true
+  it.slots[#it.slots + 1] = name
+  M.put(name, struct.pack(LEASE, fence, epoch, now, number, tier) .. owner)
   M.mark(slot, true)
-  M.S.tiers[tier] = M.S.tiers[tier] + 1
-  M.S.held = M.S.held + 1
+  S.tiers[tier] = S.tiers[tier] + 1
+  S.held = S.held + 1
 end
 
 -- Takes the lowest free slot.
 function M.grant(tier, owner)
+  local S = M.S
   local slot = M.lowest_free()
-  M.S.fence = math.max(M.S.fence + 1, M.now_us)
-  M.occupy(slot, M.S.fence, M.S.epoch, tier, owner)
+  S.fence = math.max(S.fence + 1, M.now_us)
+  M.occupy(slot, S.fence, S.epoch, tier, owner)
   return slot
+end
+
+-- Takes so many of the lowest free slots, puts them in `slots`, and returns the first fence.
+function M.grant_all(tier, owner, count, slots)
+  local S, now = M.S, M.now
+  local number = M.join(now + M.P.ttl)
+  local it, fields, changed, names = M.cohorts[number], M.fields, M.changed, M.names
+  local joined, fence = it.slots, math.max(S.fence + 1, M.now_us)
+  local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner
+  local at, taken = S.search, 0
+  while taken < count do
+    local bytes = M.chunk(math.floor(at / CHUNK))
+    local place = at % CHUNK + 1
+    local byte = bytes[place] or 0
+    if byte < 255 then
+      for missing = #bytes + 1, place do
+        bytes[missing] = 0
+      end
+      local left, slot, bit = byte, at * 8, 1
+      while bit < 256 and taken < count do
+        if left % 2 == 0 then
+          local name = names[slot] or M.name_of(slot)
+          local lease = struct.pack('<d', fence + taken) .. rest
+          fields[name], changed[name] = lease, lease
+          taken = taken + 1
+          joined[#joined + 1] = name
+          slots[#slots + 1] = slot
+          byte = byte + bit
+          left = left + 1
+        end
+        left, slot, bit = (left - 1) / 2, slot + 1, bit * 2
+      end
+      bytes[place], bytes.changed = byte, true
+    end
+    if taken < count then
+      at = at + 1
+    end
+  end
+  S.search = at
+  S.fence = fence + count - 1
+  it.count, it.changed = it.count + count, true
+  S.tiers[tier] = S.tiers[tier] + count
+  S.held = S.held + count
+  return fence
 end
 
 local RESTING <const> = 24
@@ -219,9 +272,15 @@ function M.free(lease)
   end
   M.put(M.name_of(lease.slot), struct.pack('<d', lease.fence))
   M.mark(lease.slot, false)
-  M.S.tiers[lease.tier] = (M.S.tiers[lease.tier] or M.corrupt('tiers')) - 1
-  M.S.held = M.S.held - 1
-  if M.S.held < 0 or M.S.tiers[lease.tier] < 0 then
+  M.count_free(lease.tier)
+end
+
+function M.count_free(tier)
+  local S = M.S
+  local in_tier = (S.tiers[tier] or M.corrupt('tiers')) - 1
+  S.tiers[tier] = in_tier
+  S.held = S.held - 1
+  if S.held < 0 or in_tier < 0 then
     M.corrupt('held')
   end
 end
@@ -242,13 +301,13 @@ end
 -- Reads the leases of slots, and their cohorts, at once.
 function M.fetch_leases(slots)
   local names = {}
-  for at, slot in ipairs(slots) do
-    names[at] = M.name_of(slot)
+  for at = 1, #slots do
+    names[at] = M.name_of(slots[at])
   end
   M.fetch(names)
-  local cohorts, asked = {}, {}
-  for _, name in ipairs(names) do
-    local raw = M.fields[name]
+  local fields, cohorts, asked = M.fields, {}, {}
+  for at = 1, #names do
+    local raw = fields[names[at]]
     if raw and #raw > 8 then
       local number = struct.unpack('<d', raw, 25)
       if number >= 0 and not M.cohorts[number] and not asked[number] then
@@ -261,18 +320,46 @@ function M.fetch_leases(slots)
 end
 
 function M.release(slot, fence, epoch, rest_ms)
+  if rest_ms == 0 then
+    return M.free_live(slot, fence, epoch)
+  end
   local lease = M.find(slot, fence, epoch)
   if not lease then
     return false
   end
-  if rest_ms == 0 then
-    M.free(lease)
-  else
-    M.leave(lease.cohort)
-    lease.cohort = -1
-    M.keep_lease(lease)
-    M.rest(slot, M.now + rest_ms)
+  M.leave(lease.cohort)
+  lease.cohort = -1
+  M.keep_lease(lease)
+  M.rest(slot, M.now + rest_ms)
+  return true
+end
+
+-- Finds a live lease and frees it, in one: what is done most often.
+function M.free_live(slot, fence, epoch)
+  if slot < 0 then
+    return false
   end
+  local name = M.names[slot] or M.name_of(slot)
+  local raw = M.fields[name]
+  if raw == nil then
+    raw = M.get(name)
+  end
+  if not raw or #raw == 8 then
+    return false
+  end
+  local its_fence, its_epoch, _, number, tier = struct.unpack(LEASE, raw)
+  if its_fence ~= fence or its_epoch ~= epoch or number < 0 then
+    return false
+  end
+  local it = M.cohorts[number] or M.cohort(number)
+  if it.ends <= M.now then
+    return false
+  end
+  M.leave(number)
+  local free = string.sub(raw, 1, 8)
+  M.fields[name], M.changed[name] = free, free
+  M.mark(slot, false)
+  M.count_free(tier)
   return true
 end
 

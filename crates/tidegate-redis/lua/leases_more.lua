@@ -53,7 +53,10 @@ function M.renew(slot, fence, epoch)
   local ends = M.now + M.P.ttl
   if ends > M.cohort(lease.cohort).ends then
     M.leave(lease.cohort)
-    lease.cohort = M.join(slot, ends)
+    lease.cohort = M.join(ends)
+    local it = M.cohorts[lease.cohort]
+    it.count, it.changed = it.count + 1, true
+    it.slots[#it.slots + 1] = M.name_of(slot)
     M.keep_lease(lease)
   end
   return true

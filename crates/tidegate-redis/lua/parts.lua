@@ -5,7 +5,7 @@
 
 local later = {}
 
-local M = setmetatable({}, {
+local M = setmetatable({ is_library = false }, {
   __index = function(made, name)
     while #later > 0 do
       table.remove(later, 1)()

@@ -164,7 +164,7 @@ function M.offer(before, most, except)
       local count = math.min(left, jobs - offered, most)
       if count > 0 then
         local class = M.P.classes[tier] and M.P.classes[tier][1] or ''
-        local reached = M.ask(M.PUBLISH, M.key .. ':' .. driver, string.format('room %.0f %s', count, class))
+        local reached = M.say(M.key .. ':' .. driver, string.format('room %.0f %s', count, class))
         if reached > 0 then
           M.Q.all = string.sub(M.Q.all, 1, from - 1) .. struct.pack(PLACE, since, driver, tier, jobs, offered + count, lapses)
             .. string.sub(M.Q.all, from + PLACE_BYTES)

@@ -296,9 +296,6 @@ function M.carry_level(level, from, to, at)
   return level
 end
 
--- The levels that were looked at in this step, by the index of their rule or by their key.
-M.own, M.identities = {}, {}
-
 function M.own_level(index)
   local level = M.own[index]
   if not level then

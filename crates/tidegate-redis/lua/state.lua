@@ -8,8 +8,7 @@ local DAY <const> = 86400000
 local EXACT <const> = 9007199254740992
 local LAST <const> = 9007199254740991
 local BEHIND_US <const> = 1000000
-
-M.key = KEYS[1]
+local MOST_POLICIES <const> = 16
 
 -- Asks the server; a refusal ends the step.
 function M.ask(...)
@@ -24,31 +23,32 @@ function M.corrupt(what)
   error({ corrupt = what })
 end
 
--- Fields as they are (false: absent), and those that are to be written.
-M.fields, M.changed = {}, {}
-
+-- A field as it is; false where it is absent.
 function M.get(field)
-  local value = M.fields[field]
+  local fields = M.fields
+  local value = fields[field]
   if value == nil then
     value = M.ask('HGET', M.key, field)
-    M.fields[field] = value
+    fields[field] = value
   end
   return value
 end
 
 -- Reads many fields at once.
 function M.fetch(names)
-  local wanted = {}
-  for _, name in ipairs(names) do
-    if M.fields[name] == nil then
-      wanted[#wanted + 1] = name
+  local fields, wanted, count = M.fields, {}, 0
+  for at = 1, #names do
+    local name = names[at]
+    if fields[name] == nil then
+      count = count + 1
+      wanted[count] = name
     end
   end
-  for from = 1, #wanted, 4000 do
-    local to = math.min(from + 3999, #wanted)
+  for from = 1, count, 4000 do
+    local to = math.min(from + 3999, count)
     local values = M.ask('HMGET', M.key, unpack(wanted, from, to))
     for at = from, to do
-      M.fields[wanted[at]] = values[at - from + 1]
+      fields[wanted[at]] = values[at - from + 1]
     end
   end
 end
@@ -103,21 +103,33 @@ function M.written_state()
   for at, count in ipairs(S.tiers) do
     tiers[at] = struct.pack('<I4', count)
   end
-  return struct.pack(STATE, M.S.last, M.S.offset, M.S.fence, M.S.epoch, M.S.born, M.S.paused_until, M.S.used, M.S.held, M.S.resting, M.S.first,
-    M.S.newest, M.S.cohort, M.S.search, M.S.moved_at, M.S.expires, M.S.levels_until, M.S.spent_out_at,
-    1 + M.S.last + M.S.offset + M.S.fence + M.S.epoch + M.S.born + M.S.paused_until + M.S.used + M.S.held + M.S.resting + M.S.first + M.S.newest
-    + M.S.cohort + M.S.search + M.S.moved_at + M.S.expires + M.S.levels_until + M.S.spent_out_at) .. table.concat(tiers)
+  return struct.pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
+    S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at,
+    1 + S.last + S.offset + S.fence + S.epoch + S.born + S.paused_until + S.used + S.held + S.resting + S.first + S.newest
+    + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at) .. table.concat(tiers)
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules.
 --
 -- A rule is { key, algorithm, limit, interval, burst, n, d, name, scope }; a class is { name, ppm }.
+--
+-- What was read is never changed. A library meets the same few again and again, so some of them are kept.
+M.policies, M.policies_kept = {}, 0
+
 function M.read_policy(blob)
+  local known = M.policies[blob]
+  if known then
+    return known
+  elseif M.policies_kept == MOST_POLICIES then
+    M.policies, M.policies_kept = {}, 0
+  end
   local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(cmsgpack.unpack(blob), 1, 7)
-  return {
+  known = {
     revision = revision, ttl = ttl, safe_start = safe_start, fixed = fixed, adaptive = adaptive, classes = classes,
     rules = rules, leased = fixed ~= false or adaptive ~= false,
   }
+  M.policies[blob], M.policies_kept = known, M.policies_kept + 1
+  return known
 end
 
 -- The number of a class, from 1; jobs without one are the last. Nil where the policy has no such class.
@@ -161,50 +173,52 @@ function M.live()
   end
 end
 
+-- Reads the state. M.fields has fields as they are, M.changed those that are to be written.
 function M.load_state()
-  M.fields, M.changed = {}, {}
-  local values = M.ask('HMGET', M.key, 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z')
+  M.changed = {}
+  local values = M.ask('HMGET', M.key, 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z', 'm0')
   local fields = {
     v = values[1], s = values[2], d = values[3], p = values[4], l = values[5], q = values[6], w = values[7],
-    z = values[8],
+    z = values[8], m0 = values[9],
   }
   M.fields = fields
-  local layout = M.fields.v and tonumber(M.fields.v)
+  local layout = fields.v and tonumber(fields.v)
   if layout and layout > LAYOUT then
     error({ layout = layout })
   end
-  if M.fields.s then
+  if fields.s then
     if not layout then
       M.corrupt('layout')
     end
-    M.S = M.read_state(M.fields.s)
-    if M.S.held < M.S.resting or M.S.epoch < 1 then
+    local S = M.read_state(fields.s)
+    if S.held < S.resting or S.epoch < 1 then
       M.corrupt('state')
     end
-  elseif layout or M.fields.p then
+    M.S = S
+  elseif layout or fields.p then
     M.corrupt('state')
   else
     M.S = M.no_state(0, 0)
   end
-  M.P = M.fields.p and M.read_policy(M.fields.p)
-  if not M.P and M.fields.d or M.P and not M.fields.d then
+  M.P = fields.p and M.read_policy(fields.p)
+  if not M.P and fields.d or M.P and not fields.d then
     M.corrupt('policy')
   end
 end
 
 -- Settles what now is.
 function M.settle_clock()
-  local given = math.min(M.clock(), LAST)
+  local S, given = M.S, math.min(M.clock(), LAST)
   M.stepped_back = 0
-  if M.S.last - given > BEHIND_US then
-    M.stepped_back = math.ceil((M.S.last - given) / 1000)
-    M.S.offset = M.S.offset + M.stepped_back
-    M.S.last = given
-  else
-    M.S.last = math.max(M.S.last, given)
+  if S.last - given > BEHIND_US then
+    M.stepped_back = math.ceil((S.last - given) / 1000)
+    S.offset = S.offset + M.stepped_back
+    S.last = given
+  elseif S.last < given then
+    S.last = given
   end
-  M.now_us = M.S.last
-  M.now = math.floor(M.now_us / 1000) + M.S.offset
+  M.now_us = S.last
+  M.now = math.floor(S.last / 1000) + S.offset
 end
 
 -- Keeps the key as long as its pin, its levels and its pause.
@@ -217,7 +231,7 @@ function M.keep_alive()
   return nil
 end
 
--- Writes what was changed. Where `frees` only gives back or keeps what is there, a full server does it all the same: it
+-- Writes what was changed. Where it only gives back or keeps what is there (`frees`), a full server does it all the same: it
 -- refuses a script at its first write alone, and only one that takes memory.
 function M.write(frees)
   if M.S.epoch == 0 then
@@ -228,24 +242,25 @@ function M.write(frees)
     M.put('l', M.written_limit())
   end
   M.put('s', M.written_state())
-  local set, del = {}, {}
+  local set, del, sets, dels = {}, {}, 0, 0
   for field, value in pairs(M.changed) do
     if value then
-      set[#set + 1] = field
-      set[#set + 1] = value
+      set[sets + 1], set[sets + 2] = field, value
+      sets = sets + 2
     else
-      del[#del + 1] = field
+      dels = dels + 1
+      del[dels] = field
     end
   end
   M.changed = {}
-  if frees then
+  if frees and not M.is_library then
     M.ask('HDEL', M.key, 'x')
   end
-  for from = 1, #set, 4000 do
-    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, #set)))
+  for from = 1, sets, 4000 do
+    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, sets)))
   end
-  for from = 1, #del, 4000 do
-    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, #del)))
+  for from = 1, dels, 4000 do
+    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, dels)))
   end
   if ttl then
     M.ask('PEXPIRE', M.key, string.format('%.0f', ttl))
@@ -271,10 +286,10 @@ function M.head()
   }
 end
 
--- From 7.0 on, what is published goes where the keys are, and to no other server.
-M.PUBLISH = (redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH'
-
-M.pushes = {}
+-- Says something on a channel. From 7.0 on it goes where the keys are, and to no other server.
+function M.say(channel, message)
+  return M.ask((redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH', channel, message)
+end
 
 -- Notes a change that all are told of, once it is written.
 function M.tell_all(message)
@@ -287,7 +302,7 @@ end
 
 function M.publish()
   for _, message in ipairs(M.pushes) do
-    M.ask(M.PUBLISH, M.key .. ':all', message)
+    M.say(M.key .. ':all', message)
   end
   M.pushes = {}
 end

@@ -22,6 +22,9 @@ end
 
 -- Reads the state, settles what now is, and sweeps.
 function M.begin()
+  M.key = KEYS[1]
+  -- Cohorts, the new ones by their ends, and bits of slots. The levels that were looked at in this step, by the index of
+  -- their rule or by their key. What is to be said.
   M.cohorts, M.joined, M.chunks, M.own, M.identities, M.pushes = {}, {}, {}, {}, {}, {}
   M.Q, M.L = false, false
   M.load_state()

@@ -43,14 +43,22 @@ pub(crate) struct Parts {
 ///
 /// ```text
 /// ACL SETUSER tidegate on >a-secret resetkeys ~tidegate:* resetchannels &tidegate:* -@all \
-///   +evalsha +eval +hmget +hget +hset +hdel +get +set +del +pexpire +time +publish +spublish \
+///   +fcall +function|load +evalsha +eval +hmget +hget +hset +hdel +get +set +del +pexpire +time +publish +spublish \
 ///   +subscribe +unsubscribe +ssubscribe +sunsubscribe +scan +info +ping
 /// ```
 ///
-/// Up to Redis 6.2 there are no `spublish`, `ssubscribe` and `sunsubscribe`, and the line goes without them. A cluster
+/// Up to Redis 6.2 there are no `fcall`, `function|load`, `spublish`, `ssubscribe` and `sunsubscribe`, and the line goes
+/// without them. Where `fcall` or `function|load` are refused, scripts are run in the place of functions, which costs the
+/// server about twice the time. A cluster
 /// needs `+cluster|slots` and `+asking` as well, a URL with a database `+select`. On a sentinel the user has a name of its
 /// own and needs `+sentinel|get-master-addr-by-name` alone. `scan` serves lists of ids alone. Without `info` a store works,
 /// and tells as a risk that it could not look at the server.
+///
+/// # Functions
+/// From Redis 7.0 on, and on Valkey, work is done by a library of functions, which is loaded where it is missing. Its name
+/// is `tidegate_` with a hash of its source, so that versions live side by side, and the server keeps it with its data.
+/// Those of versions that are in use no more stay until `FUNCTION DELETE`; `FUNCTION LIST LIBRARYNAME tidegate_*` lists
+/// them. One that is deleted too early is loaded again. A connection that was handed over runs scripts alone.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) parts: Arc<Parts>,

@@ -94,7 +94,7 @@ fn of_code(code: &str) -> (Cause, Option<&'static str>) {
         "BUSY" => (
             Cause::Refused,
             Some(
-                "another client's script runs too long: end it with SCRIPT KILL, which is never done from here",
+                "another client's script runs too long: end it with SCRIPT KILL or FUNCTION KILL, which is never done from here",
             ),
         ),
         "NOAUTH" | "WRONGPASS" | "DENIED" => (Cause::Refused, Some(LOGIN)),

@@ -12,6 +12,18 @@ use sha1_smol::Sha1;
 pub(crate) struct Script {
     source: Arc<str>,
     sha: Arc<str>,
+    function: Option<Function>,
+}
+
+/// The same as a function of a library: from Redis 7.0 on. A cheap clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    /// What is sent to load the library.
+    pub(crate) library: Arc<str>,
+    /// What is sent to call the function.
+    pub(crate) name: Arc<str>,
+    /// The function that a full server still runs, where the other is refused.
+    pub(crate) when_full: Option<Arc<str>>,
 }
 
 impl Script {
@@ -19,7 +31,17 @@ impl Script {
     pub(crate) fn of(parts: &[&str]) -> Self {
         let source = with_values(&parts.concat());
         let sha = Sha1::from(&source).digest().to_string();
-        Self { source: source.into(), sha: sha.into() }
+        Self { source: source.into(), sha: sha.into(), function: None }
+    }
+
+    /// Has it run as a function where the server has functions.
+    pub(crate) fn with(self, function: Function) -> Self {
+        Self { function: Some(function), ..self }
+    }
+
+    /// What runs it at less cost, where the server has functions.
+    pub(crate) fn function(&self) -> Option<&Function> {
+        self.function.as_ref()
     }
 
     /// What is sent to load it.
@@ -30,6 +52,42 @@ impl Script {
     /// What is sent to run it.
     pub(crate) fn sha(&self) -> &str {
         &self.sha
+    }
+}
+
+/// A library of functions, put together from the same parts as the scripts.
+///
+/// A script makes its functions anew whenever it runs, which takes longer than what they do; those of a library are made
+/// once. Its name and theirs have a hash of the source, so that versions live side by side.
+#[derive(Debug)]
+pub(crate) struct Library {
+    source: Arc<str>,
+    name: String,
+}
+
+impl Library {
+    /// Puts a library together: what its functions have in common, then each with its name, what it does, and whether a
+    /// full server is to run it.
+    pub(crate) fn of(common: &[&str], functions: &[(&str, &str, bool)]) -> Self {
+        let mut source = include_str!("../lua/library.lua").to_owned();
+        source.push_str(&common.concat());
+        for (name, body, on_full) in functions {
+            let flags = if *on_full { "'allow-oom'" } else { "" };
+            source.push_str(&format!(
+                "register{{ function_name = LIBRARY_NAME .. '_{name}', flags = {{ {flags} }}, \
+                 callback = called(function()\n{body}\nend) }}\n"
+            ));
+        }
+        let source = with_values(&source);
+        let name = format!("tidegate_{}", Sha1::from(&source).digest());
+        let source = format!("#!lua name={name}\nlocal LIBRARY_NAME = '{name}'\n{source}");
+        Self { source: source.into(), name }
+    }
+
+    /// One of its functions, and the one that takes its place on a full server.
+    pub(crate) fn function(&self, name: &str, when_full: Option<&str>) -> Function {
+        let full = |name: &str| format!("{}_{name}", self.name).into();
+        Function { library: self.source.clone(), name: full(name), when_full: when_full.map(full) }
     }
 }
 
@@ -72,42 +130,57 @@ impl Scripts {
             Clock::Server => include_str!("../lua/clock.lua"),
             Clock::Argument => include_str!("../lua/clock_settable.lua"),
         };
-        let script = |request: &str, rarer: &str, own: &str| {
-            let more = [
-                include_str!("../lua/limit.lua"),
-                include_str!("../lua/rules.lua"),
-                include_str!("../lua/places.lua"),
-                include_str!("../lua/leases_more.lua"),
-                rarer,
-                include_str!("../lua/policy.lua"),
-            ];
-            let more = more.map(|part| format!("M.more(function()\n{part}\nend)\n")).concat();
-            Script::of(&[
-                include_str!("../lua/parts.lua"),
-                clock,
-                include_str!("../lua/state.lua"),
-                include_str!("../lua/leases.lua"),
-                include_str!("../lua/step.lua"),
-                request,
-                &more,
-                own,
-            ])
-        };
-        let exchange = script(
-            include_str!("../lua/exchange_request.lua"),
-            include_str!("../lua/exchange_more.lua"),
-            include_str!("../lua/exchange.lua"),
+        let first = [
+            clock,
+            include_str!("../lua/state.lua"),
+            include_str!("../lua/leases.lua"),
+            include_str!("../lua/step.lua"),
+        ]
+        .concat();
+        let more = [
+            include_str!("../lua/limit.lua"),
+            include_str!("../lua/rules.lua"),
+            include_str!("../lua/places.lua"),
+            include_str!("../lua/leases_more.lua"),
+            include_str!("../lua/policy.lua"),
+        ];
+        let request = include_str!("../lua/exchange_request.lua");
+        let exchange = include_str!("../lua/exchange.lua");
+        let exchange_more = include_str!("../lua/exchange_more.lua");
+        let step = include_str!("../lua/exchange_step.lua");
+        let library = Library::of(
+            &[&first, &more.concat(), request, exchange, exchange_more],
+            &[
+                // A full server refuses a function as a whole, unless it is marked. So what only gives back, keeps or looks is.
+                ("exchange", step, false),
+                ("exchange_full", include_str!("../lua/exchange_full.lua"), true),
+                ("pause", include_str!("../lua/pause.lua"), false),
+                ("resume", include_str!("../lua/resume.lua"), true),
+                ("snapshot", include_str!("../lua/snapshot.lua"), true),
+                ("leases_page", include_str!("../lua/leases_page.lua"), true),
+                ("evict", include_str!("../lua/evict.lua"), true),
+                ("set_limit", include_str!("../lua/set_limit.lua"), true),
+                ("replace_policy", include_str!("../lua/replace_policy.lua"), false),
+                ("forget", include_str!("../lua/forget.lua"), true),
+            ],
         );
+        let parts = include_str!("../lua/parts.lua");
+        let later = |part: &str| format!("M.more(function()\n{part}\nend)\n");
+        let more = more.map(later).concat();
+        let script = |name: &str, own: &str| {
+            Script::of(&[parts, &first, &more, own]).with(library.function(name, None))
+        };
+        let exchange = Script::of(&[parts, &first, request, &more, &later(exchange_more), exchange, step]);
         Self {
-            exchange,
-            pause: script("", "", include_str!("../lua/pause.lua")),
-            resume: script("", "", include_str!("../lua/resume.lua")),
-            snapshot: script("", "", include_str!("../lua/snapshot.lua")),
-            leases_page: script("", "", include_str!("../lua/leases_page.lua")),
-            evict: script("", "", include_str!("../lua/evict.lua")),
-            set_limit: script("", "", include_str!("../lua/set_limit.lua")),
-            replace_policy: script("", "", include_str!("../lua/replace_policy.lua")),
-            forget: script("", "", include_str!("../lua/forget.lua")),
+            exchange: exchange.with(library.function("exchange", Some("exchange_full"))),
+            pause: script("pause", include_str!("../lua/pause.lua")),
+            resume: script("resume", include_str!("../lua/resume.lua")),
+            snapshot: script("snapshot", include_str!("../lua/snapshot.lua")),
+            leases_page: script("leases_page", include_str!("../lua/leases_page.lua")),
+            evict: script("evict", include_str!("../lua/evict.lua")),
+            set_limit: script("set_limit", include_str!("../lua/set_limit.lua")),
+            replace_policy: script("replace_policy", include_str!("../lua/replace_policy.lua")),
+            forget: script("forget", include_str!("../lua/forget.lua")),
         }
     }
 }

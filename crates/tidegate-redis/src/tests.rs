@@ -14,13 +14,21 @@ use std::{
 use tidegate_core::{Cause, StoreError};
 
 use crate::{
-    scripts::Script,
+    scripts::{Library, Script},
     wire::{Call, Lane, Options, Place, Wire},
 };
 
+const COUNTS: &str = "return redis.call('INCR', KEYS[1])";
+
 /// A script that counts in its key.
 fn counting() -> Script {
-    Script::of(&["return redis.call('INCR', KEYS[1])"])
+    Script::of(&[COUNTS])
+}
+
+/// The same, as a function where the server has them.
+fn counting_function() -> Script {
+    let library = Library::of(&[], &[("count", COUNTS, false)]);
+    counting().with(library.function("count", None))
 }
 
 fn wire(url: &str) -> Wire {
@@ -34,7 +42,7 @@ async fn run(wire: &Wire, lane: Lane, script: &Script, key: &str) -> Result<redi
 /// One call within a caller's patience.
 async fn call(wire: &Wire, key: &str) -> Result<i64, StoreError> {
     let patience = Duration::from_secs(1);
-    match tokio::time::timeout(patience, run(wire, Lane::Commands, &counting(), key)).await {
+    match tokio::time::timeout(patience, run(wire, Lane::Commands, &counting_function(), key)).await {
         Ok(Ok(redis::Value::Int(count))) => Ok(count),
         Ok(Ok(other)) => panic!("{other:?}"),
         Ok(Err(error)) => Err(error),

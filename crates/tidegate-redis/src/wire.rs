@@ -9,7 +9,10 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tidegate_core::{Cause, StoreError};
 use tokio::runtime::Handle;
 
-use crate::{error, scripts::Script};
+use crate::{
+    error,
+    scripts::{Function, Script},
+};
 
 mod check;
 mod cluster;
@@ -70,15 +73,83 @@ impl Call<'_> {
         command
     }
 
-    /// Runs the script over a connection, and loads it where it is missing. `asking` says that the server is to serve a
-    /// slot that is on its way to it.
+    /// Runs the script over a connection, and loads it where it is missing: as a function where the server has functions.
+    /// `asking` says that the server is to serve a slot that is on its way to it.
     async fn over(&self, line: &Line, asking: bool) -> RedisResult<Value> {
+        if let Some(function) = self.script.function()
+            && line.has_functions()
+            && let Some(outcome) = self.as_function(function, line, asking).await
+        {
+            return outcome;
+        }
         match send(line, self.by_name(), asking).await {
             // Sent with its source at once, since a flush between loading and running would undo the loading.
             Err(error) if is_unknown_script(&error) => send(line, self.by_source(), asking).await,
             outcome => outcome,
         }
     }
+}
+
+impl Call<'_> {
+    /// Calls the function, and loads its library where it is missing. None where it cannot be had: nothing was done then.
+    async fn as_function(
+        &self,
+        function: &Function,
+        line: &Line,
+        asking: bool,
+    ) -> Option<RedisResult<Value>> {
+        let call = |name: &str| send(line, self.command("FCALL", name), asking);
+        let mut outcome = call(&function.name).await;
+        if outcome.as_ref().is_err_and(is_unknown_function) {
+            let mut load = redis::cmd("FUNCTION");
+            load.arg("LOAD").arg(&*function.library);
+            match line.ask(&load).await {
+                Err(error) if lacks_functions(&error) => {
+                    line.without_functions();
+                    return None;
+                }
+                // It may be that another has loaded it meanwhile, or that it cannot be loaded now: the call tells.
+                _ => outcome = call(&function.name).await,
+            }
+        }
+        if let Some(name) = &function.when_full
+            && outcome.as_ref().is_err_and(is_full)
+        {
+            outcome = call(name).await;
+        }
+        match outcome {
+            Err(error) if lacks_functions(&error) => {
+                line.without_functions();
+                None
+            }
+            // It was dropped as soon as it was loaded, or could not be loaded. A script goes with its source.
+            Err(error) if is_unknown_function(&error) => None,
+            outcome => Some(outcome),
+        }
+    }
+}
+
+fn is_plain(error: &redis::RedisError, begins: &str) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
+        && error.detail().is_some_and(|detail| detail.starts_with(begins))
+}
+
+fn is_unknown_function(error: &redis::RedisError) -> bool {
+    is_plain(error, "Function not found")
+}
+
+/// Whether the server has no functions, or the user may not use them. What a function was refused itself is another thing:
+/// it may have done half of its work.
+fn lacks_functions(error: &redis::RedisError) -> bool {
+    let refused = error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        && error
+            .detail()
+            .is_some_and(|detail| ["'fcall'", "'function"].iter().any(|name| detail.contains(name)));
+    refused || is_plain(error, "unknown command") || is_plain(error, "Unknown subcommand")
+}
+
+fn is_full(error: &redis::RedisError) -> bool {
+    error.code() == Some("OOM")
 }
 
 fn is_unknown_script(error: &redis::RedisError) -> bool {

@@ -72,8 +72,11 @@ impl Servers {
         let calls = |server: &Redis| -> u64 {
             let stats: String =
                 redis::cmd("INFO").arg("commandstats").query(&mut server.connection().unwrap()).unwrap();
-            let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-            line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+            let calls = |name: &str| -> u64 {
+                let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":calls="));
+                line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+            };
+            calls("cmdstat_fcall") + calls("cmdstat_evalsha")
         };
         self.all().iter().map(calls).collect()
     }
@@ -163,6 +166,25 @@ fn st_16_the_store_does_as_the_model_on_a_cluster() {
     run_model_test(&servers, 3_000);
     let runs = servers.runs();
     assert!(runs.iter().filter(|runs| **runs > 100).count() > 1, "ids lie on several shards: {runs:?}");
+}
+
+/// A server whose users may not call functions, as one before Redis 7.0: scripts do the same there.
+fn without_functions() -> Arc<Servers> {
+    let server = Redis::standalone(&Settings::new()).unwrap();
+    let user = "ACL SETUSER tidegate on >a-secret ~* &* +@all -fcall -function";
+    server.command(&user.split(' ').collect::<Vec<_>>()).unwrap();
+    let url = format!("redis://tidegate:a-secret@{}", server.addr());
+    Arc::new(Servers::One(server, url))
+}
+
+#[test]
+fn st_16_the_store_passes_the_conformance_kit_without_functions() {
+    run_kit(&without_functions());
+}
+
+#[test]
+fn st_16_the_store_does_as_the_model_without_functions() {
+    run_model_test(&without_functions(), 3_000);
 }
 
 /// The line of the documentation, word by word.

@@ -303,12 +303,13 @@ impl Redis {
         self.command(&["FLUSHALL"]).map(drop)
     }
 
-    /// Drops the scripts that it knows (`SCRIPT FLUSH`).
+    /// Drops the scripts and the functions that it knows.
     ///
     /// # Errors
     /// As [`command`](Self::command).
     pub fn flush_scripts(&self) -> Result<(), ServerError> {
-        self.command(&["SCRIPT", "FLUSH"]).map(drop)
+        self.command(&["SCRIPT", "FLUSH"])?;
+        self.command(&["FUNCTION", "FLUSH"]).map(drop)
     }
 
     /// Changes a setting while it runs.

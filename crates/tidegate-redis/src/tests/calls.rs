@@ -11,9 +11,9 @@ use std::{
 
 use tidegate_core::Cause;
 
-use super::{call, cause, counting, fixture::Server, heals, run, scanned, wire};
+use super::{COUNTS, call, cause, counting, counting_function, fixture::Server, heals, run, scanned, wire};
 use crate::{
-    scripts::Script,
+    scripts::{Library, Script},
     wire::{Given, Lane, Options, Wire},
 };
 
@@ -27,16 +27,17 @@ async fn un_3_no_caller_meets_a_missing_script() {
         let mut flushes = 0;
         while !ends.load(Ordering::Relaxed) {
             flushed.ask(&["SCRIPT", "FLUSH"]);
+            flushed.ask(&["FUNCTION", "FLUSH"]);
             flushes += 1;
             std::thread::sleep(Duration::from_millis(5));
         }
         flushes
     });
     let mut tasks = Vec::new();
-    for _ in 0..8 {
+    for task in 0..8 {
         let wire = wire.clone();
         tasks.push(tokio::spawn(async move {
-            let script = counting();
+            let script = if task % 2 == 0 { counting() } else { counting_function() };
             for number in 0..500 {
                 let lane = if number % 2 == 0 { Lane::Commands } else { Lane::Renewals };
                 run(&wire, lane, &script, "count").await.unwrap();
@@ -49,6 +50,60 @@ async fn un_3_no_caller_meets_a_missing_script() {
     assert_eq!(call(&wire, "count").await.unwrap(), 8 * 500 + 1);
     done.store(true, Ordering::Relaxed);
     assert!(flushing.join().unwrap() > 2);
+}
+
+#[tokio::test]
+async fn un_3_functions_are_used_where_the_server_has_them() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    for count in 1..=5 {
+        assert_eq!(call(&wire, "k").await.unwrap(), count);
+    }
+    // The first one was missing.
+    assert_eq!((server.calls("fcall"), server.calls("evalsha")), (6, 0));
+    assert_eq!(server.calls("function|load"), 1);
+}
+
+#[tokio::test]
+async fn un_3_scripts_are_used_where_functions_are_refused() {
+    let server = Server::start(&[]);
+    for (allowed, calls) in [(&["-fcall"][..], 0), (&["-function|load"], 1), (&["-fcall", "-function"], 0)] {
+        let user = ["ACL", "SETUSER", "some", "reset", "on", ">secret", "~*", "&*", "+@all"];
+        server.ask(&[&user[..], allowed].concat());
+        server.ask(&["CONFIG", "RESETSTAT"]);
+        server.ask(&["DEL", "k"]);
+        let wire = wire(&format!("redis://some:secret@127.0.0.1:{}", server.port));
+        for count in 1..=3 {
+            assert_eq!(call(&wire, "k").await.unwrap(), count);
+        }
+        // Once is enough to learn it.
+        assert_eq!(server.calls("fcall"), calls, "{allowed:?}");
+        assert!(server.calls("evalsha") >= 3, "{allowed:?}");
+    }
+    let old = Server::start(&["--rename-command", "FCALL", ""]);
+    let wire = self::wire(&old.url());
+    for count in 1..=3 {
+        assert_eq!(call(&wire, "k").await.unwrap(), count);
+    }
+    assert!(old.calls("evalsha") >= 3);
+}
+
+#[tokio::test]
+async fn case_32_a_full_server_runs_the_function_that_is_for_it() {
+    let server = Server::start(&[]);
+    let wire = wire(&server.url());
+    let library = Library::of(&[], &[("count", COUNTS, false), ("full", "return 'full'", true)]);
+    let script = counting().with(library.function("count", Some("full")));
+    let ask = async || run(&wire, Lane::Commands, &script, "k").await;
+    assert_eq!(ask().await.unwrap(), redis::Value::Int(1));
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(ask().await.unwrap(), redis::Value::BulkString(b"full".to_vec()));
+    // Where the library is missing too it cannot be loaded, and the script is asked.
+    server.ask(&["FUNCTION", "FLUSH"]);
+    assert_eq!(cause(&ask().await.unwrap_err()), Cause::Refused);
+    assert!(server.calls("evalsha") + server.calls("eval") > 0);
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(ask().await.unwrap(), redis::Value::Int(2));
 }
 
 #[tokio::test]

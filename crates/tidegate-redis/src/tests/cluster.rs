@@ -57,6 +57,7 @@ async fn case_30_keys_are_found_wherever_they_are() {
     for node in &nodes {
         assert!(matches!(node.ask(&["DBSIZE"]), Value::Int(size) if size > 10));
         node.ask(&["SCRIPT", "FLUSH"]);
+        node.ask(&["FUNCTION", "FLUSH"]);
     }
     let keys: BTreeSet<Vec<u8>> = scanned(&wire, b"tidegate:*").await.into_iter().collect();
     assert_eq!(keys.len(), 100);

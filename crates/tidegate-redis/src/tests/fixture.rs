@@ -108,6 +108,15 @@ impl Server {
         info.lines().find_map(|line| line.strip_prefix(&format!("{name}:")).map(str::to_owned))
     }
 
+    /// How often a command was called, as far as it was not refused at once.
+    pub(crate) fn calls(&self, command: &str) -> u64 {
+        let redis::Value::BulkString(info) = self.ask(&["INFO", "commandstats"]) else { panic!("no text") };
+        let info = String::from_utf8(info).unwrap();
+        let begins = format!("cmdstat_{command}:calls=");
+        let line = info.lines().find_map(|line| line.strip_prefix(&begins));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+
     fn signal(&self, signal: &str) {
         let pid = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());

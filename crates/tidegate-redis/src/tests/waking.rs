@@ -119,13 +119,27 @@ fn st_13_a_cut_subscription_comes_back_and_tells_of_the_gap() {
 async fn a_user_with_the_listed_commands_is_enough() {
     let server = Server::start(&[]);
     let user = ["ACL", "SETUSER", "few", "on", ">secret", "~tidegate:*", "resetchannels", "&tidegate:*"];
-    let commands =
-        ["+evalsha", "+eval", "+info", "+ping", "+scan", "+ssubscribe", "+sunsubscribe", "+select", "+incr"];
+    let commands = [
+        "+fcall",
+        "+function|load",
+        "+evalsha",
+        "+eval",
+        "+info",
+        "+ping",
+        "+scan",
+        "+ssubscribe",
+        "+sunsubscribe",
+        "+select",
+        "+incr",
+    ];
     server.ask(&[&user[..], &commands[..]].concat());
     let wire = wire(&format!("redis://few:secret@127.0.0.1:{}/1", server.port));
+    let ran = |name: &str| server.calls(name);
     call(&wire, "tidegate:k").await.unwrap();
     server.ask(&["SCRIPT", "FLUSH"]);
+    server.ask(&["FUNCTION", "FLUSH"]);
     call(&wire, "tidegate:k").await.unwrap();
+    assert_eq!((ran("function|load"), ran("evalsha")), (2, 0));
     assert_eq!(scanned(&wire, b"tidegate:*").await.len(), 1);
     assert!(wire.risks().is_empty());
     let ear = Ear::of(&Wakes::of(&wire).unwrap(), &["tidegate:a"]);

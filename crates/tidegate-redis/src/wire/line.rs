@@ -47,6 +47,8 @@ pub(crate) struct Line {
     answered: AtomicU64,
     /// Since when, in milliseconds, the oldest unanswered call has been waited for at most.
     since: AtomicU64,
+    /// Whether functions cannot be used over it: the server has none, or the user may not.
+    lacks_functions: AtomicBool,
 }
 
 /// Says that a connection's task has ended, when it is dropped with it.
@@ -68,7 +70,18 @@ impl Line {
             sent: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             since: AtomicU64::new(0),
+            lacks_functions: AtomicBool::new(false),
         }
+    }
+
+    /// Whether functions can be used over it, as far as is known.
+    pub(super) fn has_functions(&self) -> bool {
+        !self.lacks_functions.load(Relaxed)
+    }
+
+    /// Has the next calls use scripts alone.
+    pub(super) fn without_functions(&self) {
+        self.lacks_functions.store(true, Relaxed);
     }
 
     pub(crate) fn address(&self) -> &Address {
