@@ -74,7 +74,7 @@ async fn case_4_a_holder_that_cannot_renew_knows_before_the_next_has_its_slot() 
     let proxy = Proxy::to(server.addr()).unwrap();
     let ttl = ms(1_000);
     let (holder, other) = (bounded(&server.url_at(proxy.addr()), 1, ttl), bounded(&server.url(), 1, ttl));
-    let permit = holder.acquire(Job::new()).await.unwrap();
+    let permit = Arc::new(holder.acquire(Job::new()).await.unwrap());
     // Three TTLs of work, which its renewals cover.
     let start = Instant::now();
     while start.elapsed() < ttl * 3 {
@@ -84,16 +84,19 @@ async fn case_4_a_holder_that_cannot_renew_knows_before_the_next_has_its_slot() 
     }
     let cut = Instant::now();
     proxy.blackhole(Way::Both);
+    let held = Arc::clone(&permit);
     let next = tokio::spawn(async move {
         let permit = other.acquire(Job::new()).await.unwrap();
-        (Instant::now(), permit)
+        // Whoever looks knows by the clock, however late a busy machine wakes whoever waits for it.
+        let is_held = held.is_live();
+        (Instant::now(), permit, is_held)
     });
     timeout(ttl * 2, permit.lost()).await.expect("the holder hears of it");
     let heard = Instant::now();
     assert!(!permit.is_live());
     assert!(heard < cut + ttl + ms(100), "{:?} after the last success at the latest", heard - cut);
-    let (granted, _next) = next.await.unwrap();
-    assert!(heard <= granted, "the next had the slot {:?} before the holder knew", heard - granted);
+    let (granted, _next, was_held) = next.await.unwrap();
+    assert!(!was_held, "the next had the slot before the holder knew");
     assert!(granted < cut + ttl + ms(1_000), "the slot came back after {:?}", granted - cut);
 }
 
