@@ -54,7 +54,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) tier: usize,
     pub(crate) owner: &'a Owner,
     pub(crate) now_ms: u64,
-    pub(crate) ttl_ms: u64,
+    /// When it ends.
+    pub(crate) ends_ms: u64,
 }
 
 /// A lease as people see it.
@@ -227,9 +228,8 @@ impl Leases {
     }
 
     /// Moves a live lease's end to one TTL from now, never backwards. False where it is not live.
-    pub(crate) fn renew(&mut self, token: Token, now_ms: u64, ttl_ms: u64) -> bool {
+    pub(crate) fn renew(&mut self, token: Token, now_ms: u64, ends_ms: u64) -> bool {
         let Some(at) = self.find(token, now_ms) else { return false };
-        let ends_ms = now_ms.saturating_add(ttl_ms);
         if ends_ms > self.slots[at as usize].ends_ms {
             self.held.remove(&mut self.slots, at);
             self.slots[at as usize].ends_ms = ends_ms;
@@ -341,7 +341,7 @@ impl Leases {
         slot.tier = terms.tier;
         slot.phase = Phase::Held;
         slot.granted_ms = terms.now_ms;
-        slot.ends_ms = terms.now_ms.saturating_add(terms.ttl_ms);
+        slot.ends_ms = terms.ends_ms;
         self.held.insert(&mut self.slots, at);
         self.taken[at as usize / 64] |= 1 << (at % 64);
         self.by_tier[terms.tier] += 1;
@@ -393,7 +393,7 @@ mod tests {
     }
 
     fn terms(owner: &Owner, now_ms: u64, ttl_ms: u64) -> Terms<'_> {
-        Terms { tier: 0, owner, now_ms, ttl_ms }
+        Terms { tier: 0, owner, now_ms, ends_ms: now_ms.saturating_add(ttl_ms) }
     }
 
     #[test]

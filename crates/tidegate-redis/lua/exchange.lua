@@ -65,7 +65,7 @@ function M.slot_denial(safe)
     return { safe, 1, 0 }
   end
   local ends = M.next_end()
-  return { ends and math.max(ends - M.now, 1) or M.P.ttl, 1, 0 }
+  return { ends and math.max(ends - M.from_now, 1) or M.P.ttl, 1, 0 }
 end
 
 -- Notes demand and places after an acquire; says how many other drivers wait for a rate.

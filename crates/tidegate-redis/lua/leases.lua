@@ -199,7 +199,7 @@ end
 
 function M.occupy(slot, fence, epoch, tier, owner)
   local S, now = M.S, M.now
-  local number = M.join(now + M.P.ttl)
+  local number = M.join(M.from_now + M.P.ttl)
   local it, name = M.cohorts[number], M.name_of(slot)
   it.count, it.changed = it.count + 1, true
   it.slots[#it.slots + 1] = name
@@ -221,7 +221,7 @@ end
 -- Takes so many of the lowest free slots, puts them in `slots`, and returns the first fence.
 function M.grant_all(tier, owner, count, slots)
   local S, now = M.S, M.now
-  local number = M.join(now + M.P.ttl)
+  local number = M.join(M.from_now + M.P.ttl)
   local it, fields, changed, names = M.cohorts[number], M.fields, M.changed, M.names
   local joined, fence = it.slots, math.max(S.fence + 1, M.now_us)
   local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner

@@ -50,7 +50,7 @@ function M.renew(slot, fence, epoch)
   if not lease then
     return false
   end
-  local ends = M.now + M.P.ttl
+  local ends = M.from_now + M.P.ttl
   if ends > M.cohort(lease.cohort).ends then
     M.leave(lease.cohort)
     lease.cohort = M.join(ends)

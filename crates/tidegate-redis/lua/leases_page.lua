@@ -41,7 +41,7 @@ return M.step(function()
     local ends = rests and (resting_until[slot] or M.corrupt('resting')) or not rests and M.cohort(lease.cohort).ends
     local class = M.P.classes[lease.tier] and M.P.classes[lease.tier][1] or false
     page[#page + 1] = { slot, lease.fence, lease.epoch, M.owner_of(lease), class, math.max(0, M.now - lease.granted),
-      math.max(0, ends - M.now), rests and 1 or 0 }
+      math.max(0, ends - M.from_now), rests and 1 or 0 }
   end
   M.finish(true)
   return cmsgpack.pack({ 0, M.head(), page, more and 1 or 0 })

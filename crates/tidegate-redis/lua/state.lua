@@ -168,7 +168,7 @@ function M.live()
   if M.S.epoch == 0 then
     M.S.fence = math.max(M.S.fence + 1, M.now_us)
     M.S.epoch = M.S.fence
-    M.S.born = M.now
+    M.S.born = M.from_now
     M.put('v', LAYOUT)
   end
 end
@@ -219,6 +219,8 @@ function M.settle_clock()
   end
   M.now_us = S.last
   M.now = math.floor(S.last / 1000) + S.offset
+  -- Nothing that is promised for a time ends before it: that counts from the next whole millisecond.
+  M.from_now = math.ceil(S.last / 1000) + S.offset
 end
 
 -- Keeps the key as long as its pin, its levels and its pause.

@@ -110,6 +110,13 @@ struct Step {
     stepped_back_ms: u64,
 }
 
+impl Step {
+    /// The first whole millisecond that is so long from now: nothing that is promised for a time ends before it.
+    const fn after(self, ms: u64) -> u64 {
+        self.now.micros().div_ceil(1_000).saturating_add(ms)
+    }
+}
+
 impl IdModel {
     // ---- listening -------------------------------------------------------------------------------------------------
 
@@ -338,8 +345,8 @@ impl IdModel {
         pinned.spend(step.ms, policy, &UNIT, &mut marks);
         pinned.used_ms = step.ms;
         let lease = leased.then(|| {
-            let ttl_ms = policy.lease_ttl_ms();
-            let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms };
+            let ends_ms = step.after(policy.lease_ttl_ms());
+            let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ends_ms };
             pinned.leases.grant(life.epoch, step.now.micros(), terms)
         });
         if let Some(lease) = lease {
@@ -444,7 +451,7 @@ impl IdModel {
                         owner: owner?.clone(),
                         class: pinned.policy.class(tier).cloned(),
                         age_ms: step.ms.saturating_sub(granted),
-                        left_ms: ends.saturating_sub(step.ms),
+                        left_ms: ends.saturating_sub(step.after(0)),
                         resting,
                     })
                 });
@@ -794,13 +801,13 @@ impl IdModel {
     fn renew_step(&mut self, step: Step, member: &Member, lost: bool, renewals: &[Renewal]) -> Renewed {
         let Some(pinned) = self.pinned_mut() else { return Renewed { live: vec![false; renewals.len()] } };
         pinned.used_ms = step.ms;
-        let ttl_ms = pinned.policy.lease_ttl_ms();
+        let ends_ms = step.after(pinned.policy.lease_ttl_ms());
         let live = renewals.iter().map(|renewal| {
-            if pinned.leases.renew(renewal.token, step.ms, ttl_ms) {
+            if pinned.leases.renew(renewal.token, step.ms, ends_ms) {
                 return true;
             }
             let tier = pinned.tier_or_last(renewal.class.as_ref());
-            let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms };
+            let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ends_ms };
             lost && pinned.room(tier, &PerTier::default()) > 0 && pinned.leases.take_up(renewal.token, terms)
         });
         let live = live.collect();
@@ -820,12 +827,12 @@ impl IdModel {
         self.adopt(step, member);
         let epoch = self.live(step).epoch;
         let Some(pinned) = self.pinned_mut() else { return Ok(Vec::new()) };
-        let ttl_ms = pinned.policy.lease_ttl_ms();
+        let ends_ms = step.after(pinned.policy.lease_ttl_ms());
         let tokens = hand_overs
             .iter()
             .map(|hand_over| {
                 let tier = pinned.tier_or_last(hand_over.class.as_ref());
-                let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms };
+                let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ends_ms };
                 pinned.leases.grant(epoch, step.now.micros(), terms)
             })
             .collect();
@@ -930,8 +937,12 @@ impl IdModel {
         let Some(pinned) = self.pinned_mut() else { return Ok(AcquireReply::default()) };
         let leased = policy.bound().is_some();
         let room = if safe_start_ms > 0 { 0 } else { pinned.room(tier, &withheld) as usize };
-        let terms =
-            Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms: pinned.policy.lease_ttl_ms() };
+        let terms = Terms {
+            tier,
+            owner: &member.owner,
+            now_ms: step.ms,
+            ends_ms: step.after(pinned.policy.lease_ttl_ms()),
+        };
         let mut reply = AcquireReply {
             grants: Vec::with_capacity(if leased { jobs.min(room) } else { 1 }),
             ..AcquireReply::default()
@@ -943,7 +954,7 @@ impl IdModel {
                 break;
             }
             if leased && reply.grants.len() >= room {
-                reply.denied = Some(pinned.slot_denial(step.ms, safe_start_ms));
+                reply.denied = Some(pinned.slot_denial(step.after(0), safe_start_ms));
                 break;
             }
             let mut marks = Marks::default();
@@ -984,12 +995,16 @@ impl IdModel {
         };
         let leased = policy.bound().is_some();
         let room = if safe_start_ms > 0 { 0 } else { pinned.room(tier, &withheld) as usize };
-        let terms =
-            Terms { tier, owner: &member.owner, now_ms: step.ms, ttl_ms: pinned.policy.lease_ttl_ms() };
+        let terms = Terms {
+            tier,
+            owner: &member.owner,
+            now_ms: step.ms,
+            ends_ms: step.after(pinned.policy.lease_ttl_ms()),
+        };
         let mut reply = ScopedReply::default();
         for (index, job) in request.jobs.iter().enumerate() {
             let denied = pinned.scoped_rate_denial(step.ms, &policy, job, due).or_else(|| {
-                (leased && reply.grants.len() >= room).then(|| pinned.slot_denial(step.ms, safe_start_ms))
+                (leased && reply.grants.len() >= room).then(|| pinned.slot_denial(step.after(0), safe_start_ms))
             });
             if let Some(denial) = denied {
                 reply.denied.push(ScopedDenial { index, denial });
@@ -1064,7 +1079,7 @@ impl IdModel {
         let last_fence = &mut self.last_fence;
         self.life.get_or_insert_with(|| {
             *last_fence = (*last_fence + 1).max(step.now.micros());
-            Life { epoch: Epoch(*last_fence), born_ms: step.ms, pinned: None, paused_until_ms: 0 }
+            Life { epoch: Epoch(*last_fence), born_ms: step.after(0), pinned: None, paused_until_ms: 0 }
         })
     }
 
@@ -1080,11 +1095,8 @@ impl IdModel {
     /// What is left of the TTL that a safe start waits.
     fn safe_start_left(&self, now_ms: u64) -> u64 {
         let Some(life) = &self.life else { return 0 };
-        let ttl_ms = life
-            .pinned
-            .as_ref()
-            .map_or(0, |pinned| if pinned.policy.safe_start() { pinned.policy.lease_ttl_ms() } else { 0 });
-        life.born_ms.saturating_add(ttl_ms).saturating_sub(now_ms)
+        let safe = life.pinned.as_ref().map(|pinned| &pinned.policy).filter(|policy| policy.safe_start());
+        safe.map_or(0, |policy| life.born_ms.saturating_add(policy.lease_ttl_ms()).saturating_sub(now_ms))
     }
 
     fn limit(&self) -> Option<Limit> {
