@@ -1004,7 +1004,8 @@ impl IdModel {
         let mut reply = ScopedReply::default();
         for (index, job) in request.jobs.iter().enumerate() {
             let denied = pinned.scoped_rate_denial(step.ms, &policy, job, due).or_else(|| {
-                (leased && reply.grants.len() >= room).then(|| pinned.slot_denial(step.after(0), safe_start_ms))
+                (leased && reply.grants.len() >= room)
+                    .then(|| pinned.slot_denial(step.after(0), safe_start_ms))
             });
             if let Some(denial) = denied {
                 reply.denied.push(ScopedDenial { index, denial });
