@@ -14,7 +14,7 @@ local EXCHANGE <const> = 1
 local RENEW <const> = 2
 local HAND_OVER <const> = 3
 local LOOK <const> = 4
--- An acquire without scopes; the other kind is 1.
+-- The kind of an acquire: with scopes; 0 is without.
 local SCOPED <const> = 1
 -- In the place of the number that wait: the acquire was refused already.
 local REFUSED <const> = -1
@@ -84,6 +84,16 @@ function M.after_acquire(tier, waiting, waited, granted, denied)
   return (hint or M.fields.w) and M.rate_waiting(R.driver, hint) or 0
 end
 
+-- How many leases the asking driver may take in a tier, and what is left of a safe start.
+function M.space_for(tier, waited, freed)
+  local withheld = (M.Q or M.fields.q) and M.withhold(R.driver, waited, freed) or nil
+  local safe = M.safe_start_left()
+  if not M.P.leased then
+    return EXACT, safe
+  end
+  return safe > 0 and 0 or M.room(tier, withheld), safe
+end
+
 function M.acquire_step(acquire, freed)
   local class, waiting, waited, _, runs = unpack(acquire, 1, 5)
   M.adopt()
@@ -92,12 +102,7 @@ function M.acquire_step(acquire, freed)
     return { 0, 0, {}, {}, { left, 0, 0 }, 0 }, 0
   end
   local tier = M.tier_of(M.P, class)
-  local withheld = (M.Q or M.fields.q) and M.withhold(R.driver, waited, freed) or nil
-  local safe = M.safe_start_left()
-  local space = EXACT
-  if M.P.leased then
-    space = safe > 0 and 0 or M.room(tier, withheld)
-  end
+  local space, safe = M.space_for(tier, waited, freed)
   local marks = {}
   for index, rule in ipairs(M.P.rules) do
     local level = M.own_level(index)

@@ -104,9 +104,9 @@ function M.hand_over_step()
   local handed = {}
   M.adopt()
   for _, class in ipairs(R.hand_overs) do
-    local slot = M.grant(M.tier_or_last(class), R.owner)
+    local slot, fence = M.grant(M.tier_or_last(class), R.owner)
     handed[#handed + 1] = slot
-    handed[#handed + 1] = M.S.fence
+    handed[#handed + 1] = fence
   end
   return handed
 end
@@ -153,12 +153,7 @@ function M.scoped_step(acquire, freed)
     return { grants, denials, 0 }, 0
   end
   local tier = M.tier_of(M.P, class)
-  local withheld = (M.Q or M.fields.q) and M.withhold(R.driver, waited, freed) or nil
-  local safe = M.safe_start_left()
-  local space = EXACT
-  if M.P.leased then
-    space = safe > 0 and 0 or M.room(tier, withheld)
-  end
+  local space, safe = M.space_for(tier, waited, freed)
   local rules = M.P.rules
   local blocked, limited
   for index, job in ipairs(jobs) do
@@ -191,8 +186,7 @@ function M.scoped_step(acquire, freed)
         granted[3 + at] = levels[at].spent
       end
       if M.P.leased then
-        granted[2] = M.grant(tier, R.owner)
-        granted[3] = M.S.fence
+        granted[2], granted[3] = M.grant(tier, R.owner)
       end
       grants[#grants + 1] = granted
     end

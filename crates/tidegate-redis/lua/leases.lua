@@ -75,6 +75,15 @@ function M.join(ends)
   return number
 end
 
+-- Puts a slot, by its name, in the cohort that ends at `ends`.
+function M.enter(name, ends)
+  local number = M.join(ends)
+  local it = M.cohorts[number]
+  it.count, it.changed = it.count + 1, true
+  it.slots[#it.slots + 1] = name
+  return number
+end
+
 function M.leave(number)
   local it = M.cohort(number)
   it.count = it.count - 1
@@ -129,24 +138,6 @@ function M.chunk(index)
   return bytes
 end
 
--- The lowest free slot. None that is lower than eight times `search` is free.
-function M.lowest_free()
-  local at = M.S.search
-  while true do
-    local byte = M.chunk(math.floor(at / CHUNK))[at % CHUNK + 1] or 0
-    if byte < 255 then
-      local slot = at * 8
-      while byte % 2 == 1 do
-        byte = (byte - 1) / 2
-        slot = slot + 1
-      end
-      M.S.search = at
-      return slot
-    end
-    at = at + 1
-  end
-end
-
 function M.mark(slot, taken)
   local bit = slot % 8
   local at = (slot - bit) / 8
@@ -198,27 +189,16 @@ function M.owner_of(lease)
 end
 
 function M.occupy(slot, fence, epoch, tier, owner)
-  local S, now = M.S, M.now
-  local number = M.join(M.from_now + M.P.ttl)
-  local it, name = M.cohorts[number], M.name_of(slot)
-  it.count, it.changed = it.count + 1, true
-  it.slots[#it.slots + 1] = name
-  M.put(name, struct.pack(LEASE, fence, epoch, now, number, tier) .. owner)
+  local S, name = M.S, M.name_of(slot)
+  local number = M.enter(name, M.from_now + M.P.ttl)
+  M.put(name, struct.pack(LEASE, fence, epoch, M.now, number, tier) .. owner)
   M.mark(slot, true)
   S.tiers[tier] = S.tiers[tier] + 1
   S.held = S.held + 1
 end
 
--- Takes the lowest free slot.
-function M.grant(tier, owner)
-  local S = M.S
-  local slot = M.lowest_free()
-  S.fence = math.max(S.fence + 1, M.now_us)
-  M.occupy(slot, S.fence, S.epoch, tier, owner)
-  return slot
-end
-
--- Takes so many of the lowest free slots, puts them in `slots`, and returns the first fence.
+-- Takes so many of the lowest free slots, puts them in `slots`, and returns the first fence. No slot that is lower than eight
+-- times `search` is free.
 function M.grant_all(tier, owner, count, slots)
   local S, now = M.S, M.now
   local number = M.join(M.from_now + M.P.ttl)
@@ -262,7 +242,12 @@ function M.grant_all(tier, owner, count, slots)
   return fence
 end
 
-local RESTING <const> = 24
+-- Takes the lowest free slot; returns it with its fence.
+function M.grant(tier, owner)
+  local slots = {}
+  local fence = M.grant_all(tier, owner, 1, slots)
+  return slots[1], fence
+end
 
 function M.free(lease)
   if lease.cohort < 0 then
@@ -362,8 +347,6 @@ function M.free_live(slot, fence, epoch)
   M.count_free(tier)
   return true
 end
-
-local SWEPT <const> = 1000
 
 -- When the next slot could come free by itself; nil where none is taken.
 function M.next_end()

@@ -1,5 +1,8 @@
 -- LEASES, what is rarer: renewing, resting, taking up again, and sweeping what is over.
 
+local RESTING <const> = 24
+local SWEPT <const> = 1000
+
 -- Takes a lease of an earlier epoch up again, iff its slot is free and no higher fence was given for it.
 function M.take_up(slot, fence, epoch, tier, owner)
   if slot < 0 or slot >= MOST_LEASES or fence >= EXACT then
@@ -53,10 +56,7 @@ function M.renew(slot, fence, epoch)
   local ends = M.from_now + M.P.ttl
   if ends > M.cohort(lease.cohort).ends then
     M.leave(lease.cohort)
-    lease.cohort = M.join(ends)
-    local it = M.cohorts[lease.cohort]
-    it.count, it.changed = it.count + 1, true
-    it.slots[#it.slots + 1] = M.name_of(slot)
+    lease.cohort = M.enter(M.name_of(slot), ends)
     M.keep_lease(lease)
   end
   return true

@@ -159,7 +159,7 @@ function M.install(offered, initial)
     M.retier(from, policy)
     -- Whoever waits comes back within its polling time.
     M.put('q', false)
-    M.P, M.Q = policy, nil
+    M.P, M.Q = policy, false
     if M.limit_now() ~= before then
       M.S.moved_at = M.now_us
     end

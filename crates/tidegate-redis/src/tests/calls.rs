@@ -13,7 +13,7 @@ use tidegate_core::Cause;
 
 use super::{COUNTS, call, cause, counting, counting_function, fixture::Server, heals, run, scanned, wire};
 use crate::{
-    scripts::{Library, Script},
+    scripts::Library,
     wire::{Given, Lane, Options, Wire},
 };
 
@@ -325,59 +325,4 @@ async fn a_connection_that_was_there_is_used_and_left_open() {
     drop(wire);
     let answer: String = redis::cmd("PING").query_async(&mut connection).await.unwrap();
     assert_eq!(answer, "PONG");
-}
-
-/// Prints what a call costs; run by hand, in release mode.
-#[test]
-#[ignore = "a measurement, not a test"]
-fn measure_calls() {
-    let server = Server::start(&[]);
-    let wire = wire(&server.url());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let script = Script::of(&["return 1"]);
-    for lane in [Lane::Commands, Lane::Renewals] {
-        let mut times = runtime.block_on(async {
-            let mut times = Vec::new();
-            for _ in 0..20_000 {
-                let start = Instant::now();
-                run(&wire, lane, &script, "k").await.unwrap();
-                times.push(start.elapsed());
-            }
-            times
-        });
-        times.sort();
-        println!("{lane:?}: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
-    }
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut bare = runtime.block_on(client.get_multiplexed_async_connection()).unwrap();
-    let mut times = runtime.block_on(async {
-        let mut times = Vec::new();
-        for _ in 0..20_000 {
-            let start = Instant::now();
-            let command = redis::cmd("EVALSHA").arg(script.sha()).arg(1).arg("k").to_owned();
-            command.query_async::<i64>(&mut bare).await.unwrap();
-            times.push(start.elapsed());
-        }
-        times
-    });
-    times.sort();
-    println!("bare: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
-    for tasks in [64_u32, 512] {
-        let start = Instant::now();
-        runtime.block_on(async {
-            let mut running = Vec::new();
-            for _ in 0..tasks {
-                let (wire, script) = (wire.clone(), script.clone());
-                running.push(tokio::spawn(async move {
-                    for _ in 0..2_000 {
-                        run(&wire, Lane::Commands, &script, "k").await.unwrap();
-                    }
-                }));
-            }
-            for task in running {
-                task.await.unwrap();
-            }
-        });
-        println!("{tasks} tasks: {:.0} k/s", f64::from(tasks * 2) / start.elapsed().as_secs_f64());
-    }
 }
