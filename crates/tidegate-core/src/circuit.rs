@@ -74,7 +74,7 @@ pub enum Why {
 /// What became of a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reported {
-    /// Its results were of another generation, or the circuit is open: they changed nothing.
+    /// Its results were of another generation, or told before, or the circuit is open: they changed nothing.
     Dropped,
     /// Its results were taken in.
     Counted,
@@ -91,7 +91,11 @@ pub enum CheckKind {
         attempt: u64,
     },
     /// Of a closed circuit that nobody has called for a while.
-    Idle,
+    Idle {
+        /// The moment at which it was to come, in ms of the store's clock. So one that a call has put off since counts
+        /// in nothing.
+        at_ms: u64,
+    },
 }
 
 /// What became of a verdict, or of the result of a trial call.
@@ -132,8 +136,8 @@ pub struct NextCheck {
 /// let (process, began) = (DriverId(7), circuit.generation());
 ///
 /// let two = Batch::new(vec![Run::failures(2)])?;
-/// assert_eq!(circuit.report(&policy, process, began, &two, 2_000), Reported::Counted);
-/// assert!(matches!(circuit.report(&policy, process, began, &two, 2_001), Reported::Opened(_)));
+/// assert_eq!(circuit.report(&policy, process, 1, began, &two, 2_000), Reported::Counted);
+/// assert!(matches!(circuit.report(&policy, process, 2, began, &two, 2_001), Reported::Opened(_)));
 ///
 /// let Election::Leads(leader) = circuit.elect(&policy, process, 2_002) else { unreachable!() };
 /// assert_eq!(circuit.next_check(&policy).and_then(|check| check.at_ms), Some(7_001));
@@ -148,6 +152,8 @@ pub struct NextCheck {
 pub struct CircuitState {
     generation: u64,
     since_ms: u64,
+    /// What the last change was for; none before the first.
+    why: Option<Why>,
     /// The attempts to recover, while it is open.
     opening: Option<Opening>,
     results: Results,
@@ -190,6 +196,7 @@ impl CircuitState {
         Self {
             generation: now_ms.clamp(1, EXACT / 2),
             since_ms: now_ms,
+            why: None,
             opening: None,
             results: Results::new(policy.strategy()),
             reporters: Reporters::default(),
@@ -212,6 +219,16 @@ impl CircuitState {
     /// The moment of the last change, or of the start.
     pub const fn since_ms(&self) -> u64 {
         self.since_ms
+    }
+
+    /// What the last change was for; none before the first.
+    pub const fn why(&self) -> Option<Why> {
+        self.why
+    }
+
+    /// Whether calls run.
+    pub const fn position(&self) -> Position {
+        if self.is_open() { Position::Open } else { Position::Closed }
     }
 
     /// The number of the next attempt to recover, while the circuit is open.
@@ -254,19 +271,23 @@ impl CircuitState {
     /// Takes in what came of a process's calls that began under `generation`.
     ///
     /// The process counts as heard, and its calls as calls, whatever their generation. The strategy is asked after each
-    /// run; it opens only where enough processes fail.
+    /// run; it opens only where enough processes fail. Each `number` of a process counts once, and a lower one not at
+    /// all, as long as it is heard: so a report whose answer was lost can be told again.
     ///
     /// Spec: CB-1, CB-7, CB-8, CB-9.
     pub fn report(
         &mut self,
         policy: &CircuitPolicy,
         driver: DriverId,
+        number: u64,
         generation: u64,
         batch: &Batch,
         now_ms: u64,
     ) -> Reported {
         self.reporters.sweep(failure_span_ms(policy), now_ms);
-        self.reporters.hear(driver, now_ms);
+        if !self.reporters.hear(driver, number, now_ms) {
+            return Reported::Dropped;
+        }
         if !batch.runs().is_empty() {
             self.stirred_ms = self.stirred_ms.max(Some(now_ms));
         }
@@ -383,6 +404,7 @@ impl CircuitState {
         let CheckedRecovery::HealthCheck { idle_interval_ms, .. } = policy.recovery() else {
             return Judged::Stale;
         };
+        let idle_ms = idle_interval_ms.map(|interval_ms| self.idle_ms(interval_ms));
         match (kind, self.opening.as_mut(), verdict) {
             (CheckKind::Recovery { attempt }, Some(opening), verdict) if attempt == opening.attempt => {
                 match verdict {
@@ -393,13 +415,13 @@ impl CircuitState {
                     }
                 }
             }
-            (CheckKind::Idle, None, Verdict::Success) if idle_interval_ms.is_some() => {
-                self.stirred_ms = self.stirred_ms.max(Some(now_ms));
-                Judged::Counted
-            }
-            (CheckKind::Idle, None, Verdict::Failure) if idle_interval_ms.is_some() => {
-                Judged::Changed(self.open(policy, Why::Check, now_ms))
-            }
+            (CheckKind::Idle { at_ms }, None, verdict) if idle_ms == Some(at_ms) => match verdict {
+                Verdict::Success => {
+                    self.stirred_ms = self.stirred_ms.max(Some(now_ms));
+                    Judged::Counted
+                }
+                Verdict::Failure => Judged::Changed(self.open(policy, Why::Check, now_ms)),
+            },
             _ => Judged::Stale,
         }
     }
@@ -421,14 +443,24 @@ impl CircuitState {
 
     /// Asks for a trial call while the circuit is open.
     ///
-    /// At most so many are out or have succeeded as the policy has permits.
+    /// At most so many are out or have succeeded as the policy has permits. A process numbers what it asks: the same
+    /// `ask` gets the same permit as long as that is out, so one whose answer was lost can be asked again.
     ///
     /// Spec: CB-4.
-    pub fn try_half_open(&mut self, policy: &CircuitPolicy, driver: DriverId, now_ms: u64) -> Trial {
+    pub fn try_half_open(
+        &mut self,
+        policy: &CircuitPolicy,
+        driver: DriverId,
+        ask: u64,
+        now_ms: u64,
+    ) -> Trial {
         let CheckedRecovery::HalfOpen { permits, permit_ttl_ms } = *policy.recovery() else {
             return Trial::NotOffered;
         };
         let Some(opening) = self.opening.as_mut() else { return Trial::NotOffered };
+        if let Some(permit) = opening.trials.asked(driver, ask, now_ms) {
+            return Trial::Granted(permit);
+        }
         match opening.next_ms {
             None => return Trial::Unscheduled { attempt: opening.attempt },
             Some(next_ms) if now_ms < next_ms => return Trial::TooEarly { retry_ms: next_ms - now_ms },
@@ -441,7 +473,7 @@ impl CircuitState {
         }
         let fence = self.next_fence(now_ms);
         let until_ms = later(now_ms, permit_ttl_ms);
-        let permit = TrialPermit { driver, fence, generation: self.generation, until_ms };
+        let permit = TrialPermit { driver, ask, fence, generation: self.generation, until_ms };
         if let Some(opening) = self.opening.as_mut() {
             opening.trials.grant(permit);
         }
@@ -552,14 +584,16 @@ impl CircuitState {
                 let kind = CheckKind::Recovery { attempt: opening.attempt };
                 Some(NextCheck { kind, at_ms: opening.next_ms })
             }
-            None => {
-                let last_ms = self.stirred_ms.unwrap_or(0).max(self.since_ms);
-                idle_interval_ms.map(|interval_ms| NextCheck {
-                    kind: CheckKind::Idle,
-                    at_ms: Some(later(last_ms, interval_ms)),
-                })
-            }
+            None => idle_interval_ms.map(|interval_ms| {
+                let at_ms = self.idle_ms(interval_ms);
+                NextCheck { kind: CheckKind::Idle { at_ms }, at_ms: Some(at_ms) }
+            }),
         }
+    }
+
+    /// When the next idle probe comes.
+    fn idle_ms(&self, interval_ms: u64) -> u64 {
+        later(self.stirred_ms.unwrap_or(0).max(self.since_ms), interval_ms)
     }
 
     /// The moment of what comes next by itself: a check, the next trials, the end of the leader's lease, or of the
@@ -628,6 +662,7 @@ impl CircuitState {
     fn change(&mut self, policy: &CircuitPolicy, to: Position, why: Why, now_ms: u64) -> Change {
         self.generation = (self.generation + 1).min(EXACT - 1);
         self.since_ms = now_ms;
+        self.why = Some(why);
         self.results = Results::new(policy.strategy());
         self.reporters.forgive();
         Change { to, why, generation: self.generation }

@@ -31,9 +31,10 @@ pub use model::{IdModel, Model};
 pub use policy::{Bound, Class, DriverId, Member, OnSuperseded, Policy, SafeStart};
 pub use rule::{Rule, RuleKey};
 pub use store::{
-    Acquire, AcquireReply, AcquireRequest, Acquired, Answer, Brief, Capabilities, Capability, Cause, Costs,
-    Denial, Exchange, ExchangeReply, Grant, HandOver, Head, Job, Limit, Line, Listener, Marks, Observation,
-    Operators, Outcome, Page, PauseReply, Queue, Release, Renewal, Renewed, Reply, Restore, RuleLevel,
-    ScopedDenial, ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Sequence, Settled, Settlement,
-    Snapshot, Store, StoreError, Subscription, SyncPath, Wake,
+    Acquire, AcquireReply, AcquireRequest, Acquired, Answer, Brief, Capabilities, Capability, Cause,
+    CircuitAct, CircuitDid, CircuitMember, CircuitNews, CircuitReply, CircuitRequest, CircuitSnapshot,
+    CircuitView, Costs, Denial, Exchange, ExchangeReply, Grant, HandOver, Head, Job, Limit, Line, Listener,
+    Marks, Observation, Operators, Outcome, Page, PauseReply, Queue, Release, Renewal, Renewed, Reply,
+    Restore, RuleLevel, ScopedDenial, ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Sequence, Settled,
+    Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Wake,
 };

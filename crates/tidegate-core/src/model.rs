@@ -13,6 +13,7 @@ use crate::{
     store::{self, Page, StoreError},
 };
 
+mod circuit;
 mod due;
 mod levels;
 mod one;

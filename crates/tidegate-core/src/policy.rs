@@ -410,27 +410,53 @@ impl Member {
     ///
     /// Spec: ST-5.
     pub fn deciding(&self, pinned: Option<&Arc<Policy>>) -> Result<Arc<Policy>, StoreError> {
-        let offered = &self.policy;
-        let Some(pinned) = pinned else { return Ok(Arc::clone(offered)) };
-        if Arc::ptr_eq(pinned, offered) || offered.revision() > pinned.revision() {
-            return Ok(Arc::clone(offered));
-        }
-        if offered.revision() < pinned.revision() {
-            return match self.on_superseded {
-                OnSuperseded::Adopt => Ok(Arc::clone(pinned)),
-                OnSuperseded::Refuse => {
-                    Err(StoreError::Superseded { own: offered.revision(), pinned: pinned.revision() })
-                }
-            };
-        }
-        match pinned.difference(offered) {
-            None => Ok(Arc::clone(pinned)),
-            Some(difference) => Err(StoreError::PolicyDiffers {
-                field: difference.field,
-                pinned: difference.pinned,
-                offered: difference.offered,
-            }),
-        }
+        deciding(&self.policy, pinned, self.on_superseded)
+    }
+}
+
+/// What can be pinned, and replaced by a higher revision.
+pub(crate) trait Pinnable {
+    fn revision(&self) -> u32;
+    fn difference(&self, offered: &Self) -> Option<Difference>;
+}
+
+impl Pinnable for Policy {
+    fn revision(&self) -> u32 {
+        self.revision()
+    }
+
+    fn difference(&self, offered: &Self) -> Option<Difference> {
+        self.difference(offered)
+    }
+}
+
+/// Which of two policies decides.
+///
+/// Spec: ST-5.
+pub(crate) fn deciding<P: Pinnable>(
+    offered: &Arc<P>,
+    pinned: Option<&Arc<P>>,
+    on_superseded: OnSuperseded,
+) -> Result<Arc<P>, StoreError> {
+    let Some(pinned) = pinned else { return Ok(Arc::clone(offered)) };
+    if Arc::ptr_eq(pinned, offered) || offered.revision() > pinned.revision() {
+        return Ok(Arc::clone(offered));
+    }
+    if offered.revision() < pinned.revision() {
+        return match on_superseded {
+            OnSuperseded::Adopt => Ok(Arc::clone(pinned)),
+            OnSuperseded::Refuse => {
+                Err(StoreError::Superseded { own: offered.revision(), pinned: pinned.revision() })
+            }
+        };
+    }
+    match pinned.difference(offered) {
+        None => Ok(Arc::clone(pinned)),
+        Some(difference) => Err(StoreError::PolicyDiffers {
+            field: difference.field,
+            pinned: difference.pinned,
+            offered: difference.offered,
+        }),
     }
 }
 

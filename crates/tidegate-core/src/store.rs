@@ -1,7 +1,7 @@
 //! The contract of a store, which anyone can write.
 //!
-//! A store keeps rule levels, the shared pause, leases and adaptive limits of every id, and decides on them in one
-//! indivisible step each. Three operations are required: [`Store::acquire`], which also pins the policy,
+//! A store keeps rule levels, the shared pause, leases, adaptive limits and the circuit of every id, and decides on them in one
+//! indivisible step each; and so it does with the circuit of an id. Three operations are required: [`Store::acquire`], which also pins the policy,
 //! [`Store::pause`] and [`Store::resume`]. Everything else is declared in [`Store::capabilities`], and an operation
 //! that is not declared refuses with [`StoreError::Unsupported`], as the defaults here do.
 //!
@@ -14,9 +14,10 @@
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use crate::{DriverId, Id, Member, Policy, Token};
+use crate::{DriverId, Id, Member, Policy, Token, circuit::Position};
 
 mod capability;
+mod circuit;
 mod error;
 mod exchange;
 mod reply;
@@ -25,6 +26,10 @@ mod snapshot;
 mod wake;
 
 pub use capability::{Capabilities, Capability};
+pub use circuit::{
+    CircuitAct, CircuitDid, CircuitMember, CircuitNews, CircuitReply, CircuitRequest, CircuitSnapshot,
+    CircuitView, MOST_ACTS,
+};
 pub use error::{Cause, StoreError};
 pub use exchange::{Acquire, Acquired, Exchange, ExchangeReply, Queue, Sequence};
 pub use reply::{
@@ -130,6 +135,14 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(exchange::one_by_one(self, member, exchange))
     }
 
+    /// Carries out what a process has to say about a circuit, in one step, and pins the circuit's policy where there is
+    /// none. Needs [`Capability::Circuit`].
+    ///
+    /// Spec: section 4.
+    fn circuit<'a>(&'a self, _: &'a CircuitMember, _: &'a CircuitRequest) -> Answer<'a, CircuitReply> {
+        unsupported(Capability::Circuit)
+    }
+
     /// The synchronous path of one id, where the store can decide without waiting. Same semantics.
     ///
     /// Spec: ST-14.
@@ -212,6 +225,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn exchange<'a>(&'a self, member: &'a Member, exchange: &'a Exchange) -> Answer<'a, ExchangeReply> {
         (**self).exchange(member, exchange)
+    }
+
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        (**self).circuit(member, request)
     }
 
     fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
@@ -307,6 +328,13 @@ pub trait Operators: Send + Sync {
     /// Replaces the pinned policy by one of a higher revision.
     fn replace_policy<'a>(&'a self, id: &'a Id, policy: Arc<Policy>) -> Answer<'a, ()>;
 
-    /// Forgets an id: its pin, its limit, its levels. Refused while leases live. Says whether there was anything.
+    /// Opens or closes a circuit by hand; an open one recovers as from any other opening. Says whether that changed it:
+    /// a circuit that nobody has built is not made. Needs [`Capability::Circuit`].
+    fn set_circuit<'a>(&'a self, _: &'a Id, _: Position) -> Answer<'a, bool> {
+        unsupported(Capability::Circuit)
+    }
+
+    /// Forgets an id: its pin, its limit, its levels, its circuit. Refused while leases live, a leader's and those of
+    /// trial calls too. Says whether there was anything.
     fn forget<'a>(&'a self, id: &'a Id) -> Answer<'a, bool>;
 }

@@ -3,7 +3,10 @@
 // Helpers of tests are in no test by the lint's count.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use proptest::{prelude::*, strategy::Strategy as _};
 use tidegate_core::{
@@ -68,6 +71,17 @@ fn bad(times: u32) -> Run {
     Run::failures(times)
 }
 
+/// The idle probe that comes next; one that is none where there are no idle probes.
+fn idle_now(state: &CircuitState, policy: &CircuitPolicy) -> CheckKind {
+    state.next_check(policy).map_or(CheckKind::Idle { at_ms: 0 }, |check| check.kind)
+}
+
+/// A number that was not used before.
+fn another() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 /// Reports under the present generation.
 fn report(
     state: &mut CircuitState,
@@ -76,7 +90,7 @@ fn report(
     runs: &[Run],
     now: u64,
 ) -> Reported {
-    state.report(policy, who, state.generation(), &batch(runs), now)
+    state.report(policy, who, another(), state.generation(), &batch(runs), now)
 }
 
 /// Whether these runs, one a report, open a new circuit, and with which of them.
@@ -105,12 +119,12 @@ fn elected(state: &mut CircuitState, policy: &CircuitPolicy, who: DriverId, now:
 /// The leader's verdict on the attempt that is next.
 fn checked(state: &mut CircuitState, policy: &CircuitPolicy, verdict: Verdict, now: u64) -> Judged {
     let leader = elected(state, policy, A, now);
-    let kind = state.attempt().map_or(CheckKind::Idle, |attempt| CheckKind::Recovery { attempt });
+    let kind = idle_now(state, policy);
     state.check_verdict(policy, A, leader.fence, state.generation(), kind, verdict, now)
 }
 
 fn granted(state: &mut CircuitState, policy: &CircuitPolicy, who: DriverId, now: u64) -> TrialPermit {
-    match state.try_half_open(policy, who, now) {
+    match state.try_half_open(policy, who, another(), now) {
         Trial::Granted(permit) => permit,
         other => panic!("{other:?}"),
     }
@@ -200,7 +214,10 @@ fn cb_2_the_fleet_opens_once_and_what_comes_after_changes_nothing() {
     let began = state.generation();
     assert!(matches!(report(&mut state, &policy, A, &[bad(2), bad(5)], NOW), Reported::Opened(_)));
     for generation in [began, began + 1, began + 2] {
-        assert_eq!(state.report(&policy, B, generation, &batch(&[bad(9)]), NOW + 1), Reported::Dropped);
+        assert_eq!(
+            state.report(&policy, B, another(), generation, &batch(&[bad(9)]), NOW + 1),
+            Reported::Dropped
+        );
     }
     assert_eq!((state.generation(), state.since_ms(), state.attempt()), (began + 1, NOW, Some(1)));
     assert_eq!(state.force_open(&policy, NOW + 2), None);
@@ -297,7 +314,7 @@ fn cb_3_a_verdict_of_the_past_or_told_twice_changes_nothing() {
     assert_eq!(say(&mut state, generation, first), Judged::Stale);
     assert_eq!(say(&mut state, generation - 1, CheckKind::Recovery { attempt: 2 }), Judged::Stale);
     assert_eq!(say(&mut state, generation + 1, CheckKind::Recovery { attempt: 2 }), Judged::Stale);
-    assert_eq!(say(&mut state, generation, CheckKind::Idle), Judged::Stale);
+    assert_eq!(say(&mut state, generation, CheckKind::Idle { at_ms: NOW }), Judged::Stale);
     assert_eq!(state, before);
 }
 
@@ -323,21 +340,21 @@ fn cb_3_a_backoff_of_ones_own_is_said_once_for_each_attempt() {
 fn cb_4_permits_are_counted_over_the_whole_fleet_and_all_must_succeed() {
     let policy = half_open(2);
     let mut state = opened(&policy);
-    assert_eq!(state.try_half_open(&policy, A, NOW + 999), Trial::TooEarly { retry_ms: 1 });
+    assert_eq!(state.try_half_open(&policy, A, another(), NOW + 999), Trial::TooEarly { retry_ms: 1 });
     let one = granted(&mut state, &policy, A, NOW + 1_000);
     let two = granted(&mut state, &policy, B, NOW + 1_100);
     assert!(two.fence > one.fence);
-    assert_eq!(state.try_half_open(&policy, C, NOW + 1_200), Trial::Full { retry_ms: 2_800 });
+    assert_eq!(state.try_half_open(&policy, C, another(), NOW + 1_200), Trial::Full { retry_ms: 2_800 });
     assert_eq!(state.half_open_result(&policy, A, one.fence, Verdict::Success, NOW + 1_300), Judged::Counted);
     // One has succeeded and one is out, so there is still no room.
-    assert_eq!(state.try_half_open(&policy, C, NOW + 1_300), Trial::Full { retry_ms: 2_800 });
+    assert_eq!(state.try_half_open(&policy, C, another(), NOW + 1_300), Trial::Full { retry_ms: 2_800 });
     let Judged::Changed(change) =
         state.half_open_result(&policy, B, two.fence, Verdict::Success, NOW + 1_400)
     else {
         panic!("{state:?}")
     };
     assert_eq!((change.to, change.why), (Position::Closed, Why::Trials));
-    assert_eq!(state.try_half_open(&policy, C, NOW + 1_500), Trial::NotOffered);
+    assert_eq!(state.try_half_open(&policy, C, another(), NOW + 1_500), Trial::NotOffered);
 }
 
 #[test]
@@ -355,7 +372,7 @@ fn cb_4_the_first_failure_ends_all_trials_and_the_next_come_after_the_next_backo
         .collect();
     assert_eq!(judged, [Judged::Counted, Judged::Counted, Judged::Stale]);
     assert_eq!((state.attempt(), state.next_attempt_ms()), (Some(2), Some(NOW + 3_500)));
-    assert_eq!(state.try_half_open(&policy, A, NOW + 3_499), Trial::TooEarly { retry_ms: 1 });
+    assert_eq!(state.try_half_open(&policy, A, another(), NOW + 3_499), Trial::TooEarly { retry_ms: 1 });
     // The success from before does not count: three are asked for again.
     for _ in 0..3 {
         assert!(state.is_open());
@@ -373,7 +390,7 @@ fn case_9_a_trial_given_back_is_free_at_once_and_that_of_a_dead_process_within_i
     assert!(!state.give_back(B, unused.fence, NOW + 1_000) && state.give_back(A, unused.fence, NOW + 1_000));
     assert!(!state.give_back(A, unused.fence, NOW + 1_000));
     let dead = granted(&mut state, &policy, A, NOW + 1_000);
-    assert_eq!(state.try_half_open(&policy, B, NOW + 3_999), Trial::Full { retry_ms: 1 });
+    assert_eq!(state.try_half_open(&policy, B, another(), NOW + 3_999), Trial::Full { retry_ms: 1 });
     assert_eq!(state.due_ms(&policy), Some(NOW + 4_000));
     let next = granted(&mut state, &policy, B, NOW + 4_000);
     assert_eq!(state.half_open_result(&policy, A, dead.fence, Verdict::Failure, NOW + 4_001), Judged::Stale);
@@ -388,7 +405,7 @@ fn cb_4_the_permit_of_a_long_trial_is_kept_by_renewing() {
     assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 3_999), Some(NOW + 6_999));
     assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 1_000), Some(NOW + 6_999));
     assert_eq!(state.renew_trial(&policy, B, permit.fence, NOW + 3_999), None);
-    assert_eq!(state.try_half_open(&policy, B, NOW + 6_998), Trial::Full { retry_ms: 1 });
+    assert_eq!(state.try_half_open(&policy, B, another(), NOW + 6_998), Trial::Full { retry_ms: 1 });
     assert_eq!(state.renew_trial(&policy, A, permit.fence, NOW + 6_999), None);
 }
 
@@ -397,7 +414,7 @@ fn case_10_a_fleet_that_looks_all_the_time_tries_first_when_the_backoff_ends() {
     let policy = half_open(1);
     let mut state = opened(&policy);
     let first = (0..2_000).step_by(50).find_map(|after| {
-        (0..32).find_map(|who| match state.try_half_open(&policy, DriverId(who), NOW + after) {
+        (0..32).find_map(|who| match state.try_half_open(&policy, DriverId(who), another(), NOW + after) {
             Trial::Granted(_) => Some(after),
             _ => None,
         })
@@ -413,11 +430,14 @@ fn cb_7_results_from_before_a_change_never_reopen() {
     report(&mut state, &policy, A, &[bad(1)], NOW + 1);
     checked(&mut state, &policy, Verdict::Success, NOW + 1_001);
     for generation in [0, began, began + 1, began + 3, u64::MAX] {
-        assert_eq!(state.report(&policy, A, generation, &batch(&[bad(9)]), NOW + 1_002), Reported::Dropped);
+        assert_eq!(
+            state.report(&policy, A, another(), generation, &batch(&[bad(9)]), NOW + 1_002),
+            Reported::Dropped
+        );
     }
     assert!(!state.is_open());
     assert!(matches!(
-        state.report(&policy, A, began + 2, &batch(&[bad(1)]), NOW + 1_003),
+        state.report(&policy, A, another(), began + 2, &batch(&[bad(1)]), NOW + 1_003),
         Reported::Opened(_)
     ));
 }
@@ -433,7 +453,10 @@ fn cb_7_results_from_before_the_state_was_lost_never_open() {
     let fence = elected(&mut lost, &policy, A, NOW + 500).fence;
     let mut anew = CircuitState::new(&policy, NOW + 2_000);
     assert!(anew.generation() > lost.generation());
-    assert_eq!(anew.report(&policy, A, lost.generation(), &batch(&[bad(9)]), NOW + 2_000), Reported::Dropped);
+    assert_eq!(
+        anew.report(&policy, A, another(), lost.generation(), &batch(&[bad(9)]), NOW + 2_000),
+        Reported::Dropped
+    );
     assert!(elected(&mut anew, &policy, B, NOW + 2_000).fence > fence);
 }
 
@@ -458,7 +481,7 @@ fn cb_8_one_busy_process_does_not_fill_a_count_alone() {
         let mut state = CircuitState::new(&policy, NOW);
         report(&mut state, &policy, A, &[ok(100)], NOW);
         for other in 0..others {
-            state.report(&policy, DriverId(100 + other), 0, &Batch::default(), NOW);
+            state.report(&policy, DriverId(100 + other), another(), 0, &Batch::default(), NOW);
         }
         report(&mut state, &policy, A, &[bad(1_000)], NOW + 9_999);
         let failed: u32 =
@@ -549,7 +572,7 @@ fn cb_10_idle_probes_come_one_interval_after_the_last_call_closing_start_or_prob
     let mut state = CircuitState::new(&policy, NOW);
     let at = |state: &CircuitState| {
         let next = state.next_check(&policy).unwrap();
-        assert_eq!(next.kind, CheckKind::Idle);
+        assert_eq!(next.kind, CheckKind::Idle { at_ms: next.at_ms.unwrap() });
         next.at_ms.unwrap() - NOW
     };
     assert_eq!(at(&state), 500);
@@ -558,7 +581,7 @@ fn cb_10_idle_probes_come_one_interval_after_the_last_call_closing_start_or_prob
     // No call: a process that only says it is there, and one of a call that began before the last change.
     report(&mut state, &policy, B, &[], NOW + 200);
     assert_eq!(at(&state), 600);
-    state.report(&policy, B, 0, &batch(&[ok(1)]), NOW + 300);
+    state.report(&policy, B, another(), 0, &batch(&[ok(1)]), NOW + 300);
     assert_eq!(at(&state), 800);
     assert_eq!(checked(&mut state, &policy, Verdict::Success, NOW + 800), Judged::Counted);
     assert_eq!(at(&state), 1_300);
@@ -625,7 +648,7 @@ fn st_5_a_newer_revision_carries_the_state_over() {
     state.carry(&other, &quick, NOW + 100);
     assert_eq!((state.attempt(), state.next_attempt_ms()), (Some(1), Some(NOW + 300)));
     assert_eq!(state.generation(), generation);
-    assert!(matches!(state.try_half_open(&quick, A, NOW + 300), Trial::Granted(_)));
+    assert!(matches!(state.try_half_open(&quick, A, another(), NOW + 300), Trial::Granted(_)));
 }
 
 #[test]
@@ -821,11 +844,11 @@ fn bi_2_no_moment_and_no_number_panics() {
         for policy in [policy(strategy), half_open(1_000), idle(100)] {
             let mut state = CircuitState::new(&policy, u64::MAX);
             for now in [0, u64::MAX, NOW, u64::MAX, 1] {
-                state.report(&policy, A, state.generation(), &widest, now);
+                state.report(&policy, A, another(), state.generation(), &widest, now);
                 state.elect(&policy, DriverId(u128::from(now)), now);
                 checked_any(&mut state, &policy, now);
                 state.schedule(state.generation(), 1, u64::MAX, now);
-                state.try_half_open(&policy, A, now);
+                state.try_half_open(&policy, A, another(), now);
                 state.sweep(&policy, now);
                 state.force_open(&policy, now);
                 state.carry(&policy, &policy, now);
@@ -839,7 +862,8 @@ fn bi_2_no_moment_and_no_number_panics() {
 
 fn checked_any(state: &mut CircuitState, policy: &CircuitPolicy, now: u64) {
     for verdict in [Verdict::Failure, Verdict::Success] {
-        for kind in [CheckKind::Idle, CheckKind::Recovery { attempt: 1 }, CheckKind::Recovery { attempt: 0 }]
+        for kind in
+            [idle_now(state, policy), CheckKind::Recovery { attempt: 1 }, CheckKind::Recovery { attempt: 0 }]
         {
             state.check_verdict(policy, A, now, u64::MAX, kind, verdict, now);
         }
@@ -991,7 +1015,7 @@ fn taken(
         4 => matches!(state.elect(policy, driver, now), Election::Leads(_)).to_string(),
         5 => match state.leader(now) {
             Some(leader) => {
-                let kind = state.attempt().map_or(CheckKind::Idle, |attempt| CheckKind::Recovery { attempt });
+                let kind = idle_now(state, policy);
                 let generation = state.generation();
                 let judged =
                     state.check_verdict(policy, leader.driver, leader.fence, generation, kind, verdict, now);
@@ -999,7 +1023,7 @@ fn taken(
             }
             None => "nobody leads".to_owned(),
         },
-        6 | 7 => match state.try_half_open(policy, driver, now) {
+        6 | 7 => match state.try_half_open(policy, driver, another(), now) {
             Trial::Granted(permit) => format!("for {} ms", permit.until_ms - now),
             other => format!("{other:?}"),
         },
@@ -1134,7 +1158,7 @@ proptest! {
             match step {
                 0 => {
                     let told = generation - behind.min(generation);
-                    let reported = state.report(&policy, driver, told, &batch(&[bad(1), ok(1)]), now);
+                    let reported = state.report(&policy, driver, another(), told, &batch(&[bad(1), ok(1)]), now);
                     changes = !health && behind == 0 && !was_open;
                     prop_assert_eq!(changes, matches!(reported, Reported::Opened(_)));
                 }
@@ -1169,7 +1193,7 @@ proptest! {
                 5 | 6 => {
                     let fence = leader.map_or(fence, |leader| leader.fence) - aside.min(fence);
                     let at = state.attempt().unwrap_or(1);
-                    let kind = if was_open { CheckKind::Recovery { attempt: at } } else { CheckKind::Idle };
+                    let kind = if was_open { CheckKind::Recovery { attempt: at } } else { idle_now(&state, &policy) };
                     let told = generation - behind.min(generation);
                     let counts = health
                         && behind == 0
@@ -1180,7 +1204,7 @@ proptest! {
                     prop_assert_eq!(changes, matches!(judged, Judged::Changed(_)));
                     attempt += u64::from(counts && was_open && failed);
                 }
-                7 => match state.try_half_open(&policy, driver, now) {
+                7 => match state.try_half_open(&policy, driver, another(), now) {
                     Trial::Granted(permit) => {
                         prop_assert!(was_open && !health && state.next_attempt_ms() <= Some(now));
                         prop_assert!(out.len() + succeeded < 2 && permit.fence > fence);

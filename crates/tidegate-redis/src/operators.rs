@@ -58,7 +58,7 @@ impl Operators for RedisStore {
                 None => None,
                 Some(seen) => Some(Snapshot {
                     id: id.clone(),
-                    epoch: head.epoch.unwrap_or_default(),
+                    epoch: head.epoch,
                     by_class: by_class(&seen),
                     rules: levels(&seen),
                     policy: seen.policy,
@@ -67,6 +67,7 @@ impl Operators for RedisStore {
                     resting: seen.resting,
                     waiting: seen.waiting,
                     paused_ms: head.paused_ms,
+                    circuit: None,
                 }),
             };
             Ok(Reply { head, body })

@@ -12,10 +12,11 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, DriverId, Exchange, ExchangeReply,
-    HandOver, Id, IdModel, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy,
-    Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot,
-    Store, StoreError, Subscription, SyncPath, Token, Wake, store, time::Moment,
+    AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, CircuitMember, CircuitReply,
+    CircuitRequest, DriverId, Exchange, ExchangeReply, HandOver, Id, IdModel, LeaseView, Listener, Member,
+    Observation, Operators, Page, PauseReply, Policy, Release, Renewal, Renewed, Reply, Restore, ScopedReply,
+    ScopedRequest, Settled, Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token, Wake,
+    circuit::Position, store, time::Moment,
 };
 
 use crate::clock::{Bounded, Clock, Pace, SystemClock};
@@ -304,7 +305,7 @@ impl SyncPath for One {
 
 impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
-        Capability::ALL.into_iter().filter(|capability| *capability != Capability::Circuit).collect()
+        Capability::ALL.into_iter().collect()
     }
 
     fn acquire<'a>(&'a self, member: &'a Member, request: &'a AcquireRequest) -> Answer<'a, AcquireReply> {
@@ -354,6 +355,14 @@ impl Store for MemoryStore {
 
     fn exchange<'a>(&'a self, member: &'a Member, exchange: &'a Exchange) -> Answer<'a, ExchangeReply> {
         Box::pin(std::future::ready(self.one(&member.id).exchange(member, exchange)))
+    }
+
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        Box::pin(self.step(&member.id, |model, now| model.circuit(now, member, request)))
     }
 
     fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
@@ -412,6 +421,10 @@ impl Operators for MemoryStore {
 
     fn replace_policy<'a>(&'a self, id: &'a Id, policy: Arc<Policy>) -> Answer<'a, ()> {
         Box::pin(self.step(id, |model, now| model.replace_policy(now, &policy)))
+    }
+
+    fn set_circuit<'a>(&'a self, id: &'a Id, position: Position) -> Answer<'a, bool> {
+        Box::pin(self.step(id, |model, now| model.set_circuit(now, position)))
     }
 
     fn forget<'a>(&'a self, id: &'a Id) -> Answer<'a, bool> {

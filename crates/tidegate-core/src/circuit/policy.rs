@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::schedule::{Backoff, CheckedBackoff};
 use crate::{
     Fraction, Invalid,
-    policy::{Difference, MOST_REVISION},
+    policy::{Difference, MOST_REVISION, Pinnable},
     time::{LONGEST, ceil_millis},
 };
 
@@ -283,6 +283,16 @@ pub struct CircuitPolicy {
     backoff: CheckedBackoff,
     leader_ttl_ms: u64,
     min_reporters: u32,
+}
+
+impl Pinnable for CircuitPolicy {
+    fn revision(&self) -> u32 {
+        self.revision
+    }
+
+    fn difference(&self, offered: &Self) -> Option<Difference> {
+        self.difference(offered)
+    }
 }
 
 impl CircuitPolicy {

@@ -15,24 +15,27 @@ pub(super) struct Reporters(BTreeMap<DriverId, Reporter>);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Reporter {
     heard_ms: u64,
+    /// The last report that counted.
+    number: u64,
     /// Its last failure that counts, since the last change of state.
     failed_ms: Option<u64>,
 }
 
 impl Reporters {
-    /// A process has been heard. Where there are too many, the one that matters least is forgotten: it has no failure
+    /// A process has been heard; whether this report of it is a new one. Where there are too many, the one that matters least is forgotten: it has no failure
     /// or the oldest, and of these it has been silent for the longest.
-    pub(super) fn hear(&mut self, driver: DriverId, now_ms: u64) {
+    pub(super) fn hear(&mut self, driver: DriverId, number: u64, now_ms: u64) -> bool {
         if self.0.len() >= MOST_REPORTERS && !self.0.contains_key(&driver) {
             let least = self.0.iter().min_by_key(|(driver, who)| (who.failed_ms, who.heard_ms, **driver));
             if let Some(least) = least.map(|(driver, _)| *driver) {
                 self.0.remove(&least);
             }
         }
-        self.0
-            .entry(driver)
-            .and_modify(|who| who.heard_ms = who.heard_ms.max(now_ms))
-            .or_insert(Reporter { heard_ms: now_ms, failed_ms: None });
+        let who = self.0.entry(driver).or_insert(Reporter { heard_ms: now_ms, number: 0, failed_ms: None });
+        who.heard_ms = who.heard_ms.max(now_ms);
+        let is_new = number > who.number;
+        who.number = who.number.max(number);
+        is_new
     }
 
     /// A process that was just heard has a failure.
@@ -92,10 +95,10 @@ mod tests {
     #[test]
     fn cb_9_processes_are_bounded_and_those_that_fail_stay() {
         let mut reporters = Reporters::default();
-        reporters.hear(DriverId(0), 0);
+        reporters.hear(DriverId(0), 1, 0);
         reporters.fail(DriverId(0), 0);
         for driver in 1..3_000 {
-            reporters.hear(DriverId(driver), 1);
+            reporters.hear(DriverId(driver), 1, 1);
         }
         assert_eq!((reporters.0.len(), reporters.heard(1)), (MOST_REPORTERS, 1_000));
         assert_eq!(reporters.failing(HEARD_MS, 9_999), 1);
@@ -105,8 +108,8 @@ mod tests {
     #[test]
     fn cb_9_processes_are_swept_when_they_count_in_nothing() {
         let mut reporters = Reporters::default();
-        reporters.hear(DriverId(1), 0);
-        reporters.hear(DriverId(2), 0);
+        reporters.hear(DriverId(1), 1, 0);
+        reporters.hear(DriverId(2), 1, 0);
         reporters.fail(DriverId(2), 0);
         reporters.sweep(60_000, 9_999);
         assert_eq!(reporters.0.len(), 2);

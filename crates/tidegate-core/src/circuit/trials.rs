@@ -9,6 +9,8 @@ use crate::DriverId;
 pub struct TrialPermit {
     /// Who holds it.
     pub driver: DriverId,
+    /// The number under which it was asked for.
+    pub ask: u64,
     /// Names it; no other grant of this circuit has it.
     pub fence: u64,
     /// The generation under which the call is made.
@@ -70,6 +72,12 @@ impl Trials {
 
     pub(super) fn grant(&mut self, permit: TrialPermit) {
         self.out.push(permit);
+    }
+
+    /// The permit that was given for this `ask`, while it is out.
+    pub(super) fn asked(&self, driver: DriverId, ask: u64, now_ms: u64) -> Option<TrialPermit> {
+        let mine = |permit: &&TrialPermit| (permit.driver, permit.ask) == (driver, ask);
+        self.out.iter().find(|permit| mine(permit) && now_ms < permit.until_ms).copied()
     }
 
     pub(super) fn take(&mut self, driver: DriverId, fence: u64, now_ms: u64) -> Option<TrialPermit> {

@@ -7,21 +7,24 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use crate::{
     Bound, DriverId, Epoch, Id, Identity, Invalid, LeaseView, Member, Name, Policy, Token,
+    circuit::Position,
     lease::{Leases, Terms},
     limit::LimitState,
     policy::MOST_CLASSES,
     rule::{CheckedRule, Observed, RuleKey},
     share,
     store::{
-        self, Acquire, AcquireReply, AcquireRequest, Acquired, Brief, Costs, Denial, Exchange, ExchangeReply,
-        Grant, HandOver, Head, Limit, Line, MOST_TOKENS, Marks, Observation, Outcome, Page, PauseReply,
-        Release, Renewal, Renewed, Reply, Restore, ScopedDenial, ScopedGrant, ScopedJob, ScopedReply,
-        ScopedRequest, Settled, Settlement, Snapshot, StoreError, Wake, at_most, pause_millis,
+        self, Acquire, AcquireReply, AcquireRequest, Acquired, Brief, CircuitMember, CircuitNews,
+        CircuitReply, CircuitRequest, Costs, Denial, Exchange, ExchangeReply, Grant, HandOver, Head, Limit,
+        Line, MOST_TOKENS, Marks, Observation, Outcome, Page, PauseReply, Release, Renewal, Renewed, Reply,
+        Restore, ScopedDenial, ScopedGrant, ScopedJob, ScopedReply, ScopedRequest, Settled, Settlement,
+        Snapshot, StoreError, Wake, at_most, pause_millis,
     },
     time::{LAST, Moment},
 };
 
 use super::{
+    circuit::CircuitModel,
     due::{Due, Item},
     levels::{Changed, Levels},
     places::{PerTier, Places},
@@ -36,10 +39,10 @@ pub const LAYOUT: u32 = 1;
 ///
 /// Spec: ST-5.
 pub const PIN_TTL: Duration = Duration::from_millis(PIN_TTL_MS);
-const PIN_TTL_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
+pub(super) const PIN_TTL_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 
 /// The clock may be this far behind the last moment seen before stored moments move back with it.
-const BEHIND_MICROS: u64 = 1_000_000;
+pub(super) const BEHIND_MICROS: u64 = 1_000_000;
 /// Ended leases that one step sweeps at most.
 const SWEPT_LEASES: usize = 1_000;
 /// Resting levels and old answers that one step sweeps at most.
@@ -63,6 +66,7 @@ pub struct IdModel {
     layout: Option<u32>,
     last: Moment,
     life: Option<Life>,
+    circuit: CircuitModel,
     /// No fence and no epoch is given twice, not even after everything else was forgotten.
     last_fence: u64,
     answers: HashMap<DriverId, Kept>,
@@ -288,6 +292,27 @@ impl IdModel {
         answer
     }
 
+    /// As [`Store::circuit`](crate::Store::circuit), at `clock`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn circuit(
+        &mut self,
+        clock: Moment,
+        member: &CircuitMember,
+        request: &CircuitRequest,
+    ) -> Result<Reply<CircuitReply>, StoreError> {
+        let (reply, news) = self.circuit.request(clock, member, request)?;
+        self.push_circuit(news);
+        Ok(reply)
+    }
+
+    fn push_circuit(&mut self, news: Option<CircuitNews>) {
+        if let Some(news) = news.filter(|_| !self.listening.is_empty()) {
+            self.wakes.push((None, Wake::Circuit(news)));
+        }
+    }
+
     /// As [`Store::pause`](crate::Store::pause), at `clock`.
     ///
     /// # Errors
@@ -399,33 +424,34 @@ impl IdModel {
         let step = self.begin(clock)?;
         let limit = self.limit();
         let paused_ms = self.paused_ms(step.ms);
-        let body = self.life.as_mut().map(|life| {
-            let epoch = life.epoch;
-            let mut snapshot = Snapshot {
-                id: id.clone(),
-                epoch,
-                policy: None,
-                limit,
-                held: 0,
-                resting: 0,
-                by_class: Vec::new(),
-                waiting: 0,
-                paused_ms,
-                rules: Vec::new(),
-            };
-            if let Some(pinned) = &mut life.pinned {
-                snapshot.policy = Some(Arc::clone(&pinned.policy));
-                snapshot.held = pinned.leases.count();
-                snapshot.resting = pinned.leases.resting();
-                let by_tier = pinned.leases.by_tier().iter().enumerate();
-                snapshot.by_class =
-                    by_tier.map(|(tier, held)| (pinned.policy.class(tier).cloned(), *held)).collect();
-                snapshot.waiting = pinned.places.jobs(step.ms);
-                snapshot.rules = pinned.levels.view(&pinned.policy, step.ms);
-            }
-            snapshot
-        });
-        Ok(self.answer(step, body))
+        let circuit = self.circuit.snapshot(clock)?;
+        if self.life.is_none() && circuit.is_none() {
+            return Ok(self.answer(step, None));
+        }
+        let mut snapshot = Snapshot {
+            id: id.clone(),
+            epoch: self.life.as_ref().map(|life| life.epoch),
+            policy: None,
+            limit,
+            held: 0,
+            resting: 0,
+            by_class: Vec::new(),
+            waiting: 0,
+            paused_ms,
+            rules: Vec::new(),
+            circuit,
+        };
+        if let Some(pinned) = self.pinned_mut() {
+            snapshot.policy = Some(Arc::clone(&pinned.policy));
+            snapshot.held = pinned.leases.count();
+            snapshot.resting = pinned.leases.resting();
+            let by_tier = pinned.leases.by_tier().iter().enumerate();
+            snapshot.by_class =
+                by_tier.map(|(tier, held)| (pinned.policy.class(tier).cloned(), *held)).collect();
+            snapshot.waiting = pinned.places.jobs(step.ms);
+            snapshot.rules = pinned.levels.view(&pinned.policy, step.ms);
+        }
+        Ok(self.answer(step, Some(snapshot)))
     }
 
     /// As [`Operators::leases`](crate::Operators::leases), at `clock`.
@@ -527,19 +553,37 @@ impl IdModel {
     /// As there.
     pub fn forget(&mut self, clock: Moment) -> Result<Reply<bool>, StoreError> {
         let step = self.begin(clock)?;
+        let mut held = self.circuit.leases(clock)?;
         if let Some(pinned) = self.pinned_mut() {
             while pinned.leases.sweep(step.ms, SWEPT_LEASES) > 0 {}
-            if pinned.leases.count() > 0 {
-                return Err(StoreError::LeasesLive { held: pinned.leases.count() });
-            }
+            held += pinned.leases.count();
         }
-        let there = self.life.is_some();
+        if held > 0 {
+            return Err(StoreError::LeasesLive { held });
+        }
+        let there = self.is_used();
         self.wipe();
         Ok(self.answer(step, there))
     }
 
+    /// As [`Operators::set_circuit`](crate::Operators::set_circuit), at `clock`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_circuit(&mut self, clock: Moment, position: Position) -> Result<Reply<bool>, StoreError> {
+        let (reply, news) = self.circuit.set(clock, position)?;
+        self.push_circuit(news);
+        Ok(reply)
+    }
+
     /// Drops all that is kept, as a flush of a store would.
     pub fn wipe(&mut self) {
+        self.lose();
+        self.circuit.wipe();
+    }
+
+    /// Drops all but the circuit.
+    fn lose(&mut self) {
         self.seen += 1;
         self.life = None;
         self.answers.clear();
@@ -550,6 +594,7 @@ impl IdModel {
     /// Marks the stored state as written by another version, for tests of what happens then.
     pub fn plant_layout(&mut self, layout: u32) {
         self.layout = Some(layout);
+        self.circuit.plant_layout(layout);
     }
 
     /// Sweeps a bounded number of what is over, without a request. Says when to come again.
@@ -560,13 +605,13 @@ impl IdModel {
     }
 
     /// Whether it has state that operators can look at.
-    pub fn is_used(&self) -> bool {
-        self.life.is_some()
+    pub const fn is_used(&self) -> bool {
+        self.life.is_some() || self.circuit.is_used()
     }
 
     /// Whether there is nothing to keep.
     pub fn is_empty(&self) -> bool {
-        self.life.is_none() && self.answers.is_empty() && self.listening.is_empty()
+        !self.is_used() && self.answers.is_empty() && self.listening.is_empty()
     }
 
     // ---- steps -----------------------------------------------------------------------------------------------------
@@ -601,7 +646,7 @@ impl IdModel {
             self.sweep_items(step.ms);
         }
         if self.is_outlived(step.ms) {
-            self.wipe();
+            self.lose();
         }
         step
     }

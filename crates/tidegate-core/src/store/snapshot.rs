@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{Limit, MOST_TOKENS, StoreError};
+use super::{CircuitSnapshot, Limit, MOST_TOKENS, StoreError};
 use crate::{Epoch, Id, Invalid, Name, Policy, rule::RuleKey};
 
 /// A page of a longer list.
@@ -21,9 +21,9 @@ pub struct Page<T> {
 pub struct Snapshot {
     /// Which.
     pub id: Id,
-    /// The life of its state.
-    pub epoch: Epoch,
-    /// The pinned policy; none for an id that was only paused.
+    /// The life of its state; none where there is only a circuit.
+    pub epoch: Option<Epoch>,
+    /// The pinned policy; none for an id that was only paused, or has only a circuit.
     pub policy: Option<Arc<Policy>>,
     /// The limit in force, where concurrency is bounded.
     pub limit: Option<Limit>,
@@ -39,6 +39,8 @@ pub struct Snapshot {
     pub paused_ms: u64,
     /// The level of each rule.
     pub rules: Vec<RuleLevel>,
+    /// The circuit, where there is one.
+    pub circuit: Option<CircuitSnapshot>,
 }
 
 /// A rule at one moment.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::Limit;
+use super::{CircuitNews, Limit};
 use crate::Name;
 
 /// Something that happened to an id.
@@ -30,6 +30,8 @@ pub enum Wake {
         /// Its revision.
         revision: u32,
     },
+    /// The circuit was opened or closed, its next attempt was set, or nobody leads it any more.
+    Circuit(CircuitNews),
     /// The subscription was cut for a while; what it would have said meanwhile is lost.
     Gap,
 }

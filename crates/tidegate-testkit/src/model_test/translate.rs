@@ -219,7 +219,7 @@ impl Body for Page<LeaseView> {
 
 impl Body for Option<Snapshot> {
     fn epochs(&mut self, visit: &mut dyn FnMut(&mut Epoch)) {
-        self.iter_mut().map(|snapshot| &mut snapshot.epoch).for_each(visit);
+        self.iter_mut().filter_map(|snapshot| snapshot.epoch.as_mut()).for_each(visit);
     }
 
     fn overlook(&mut self, model: &Self) {
