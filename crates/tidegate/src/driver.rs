@@ -36,6 +36,7 @@ use crate::{
     event::Event,
     hooks::Hooks,
     link::Link,
+    task,
 };
 
 mod acquiring;
@@ -50,7 +51,6 @@ mod renew;
 mod restore;
 mod run;
 mod state;
-mod task;
 
 pub(crate) use acquiring::Acquiring;
 pub(crate) use local::Fallback;
@@ -409,8 +409,10 @@ impl Driver {
 
     #[cold]
     fn run(&self, state: &mut State) {
-        state.running = self.start(run::run, run::gone, background::callers)
-            || self.start(run::run, run::gone, || background::handle().cloned());
+        let Some(me) = self.me.upgrade() else { return };
+        let ours = || background::handle().cloned();
+        state.running = task::start(&me, &*self.clock, run::run, run::gone, background::callers)
+            || task::start(&me, &*self.clock, run::run, run::gone, ours);
     }
 
     /// Has the renewals of this driver running.
@@ -422,10 +424,12 @@ impl Driver {
 
     #[cold]
     fn renew(&self, state: &mut State) {
-        state.renewing = self.start(renew::renew, renew::gone, || match self.clock.pace() {
-            Pace::Real => background::handle().cloned(),
-            Pace::Set => tokio::runtime::Handle::try_current().ok(),
-        });
+        let Some(me) = self.me.upgrade() else { return };
+        state.renewing =
+            task::start(&me, &*self.clock, renew::renew, renew::gone, || match self.clock.pace() {
+                Pace::Real => background::handle().cloned(),
+                Pace::Set => tokio::runtime::Handle::try_current().ok(),
+            });
     }
 
     /// Everything that can be decided without waiting is decided.

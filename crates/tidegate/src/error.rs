@@ -2,9 +2,11 @@
 //!
 //! Spec: BI-5, UN-5.
 
-use std::time::Duration;
+use std::{error::Error, sync::Arc, time::Duration};
 
-use tidegate_core::{Id, Invalid, Name, StoreError, Token, rule::RuleKey};
+use tidegate_core::{Id, Invalid, Name, StoreError, Token, rule::RuleKey, time::Moment};
+
+use crate::CheckKind;
 
 /// A primitive that cannot be built: an option that cannot be taken, or a store that lacks what it needs. Nothing was
 /// started, and nothing was asked of the store.
@@ -291,6 +293,130 @@ impl<E> CallError<E> {
     }
 }
 
+/// Why a breaker did not start.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The store refused this worker's policy.
+    #[error("{id}: invalid options")]
+    InvalidOptions {
+        /// The id.
+        id: Id,
+        /// What exactly; for a policy that differs from the pinned one, the field and both values.
+        source: StoreError,
+    },
+    /// A newer policy is pinned, and this worker will not adopt it.
+    #[error("{id}: policy revision {own} is superseded by revision {pinned}")]
+    PolicySuperseded {
+        /// The id.
+        id: Id,
+        /// This worker's revision.
+        own: u32,
+        /// The pinned revision.
+        pinned: u32,
+    },
+}
+
+impl StartError {
+    pub(crate) fn from_store(id: &Id, error: StoreError) -> Self {
+        let id = id.clone();
+        match error {
+            StoreError::Superseded { own, pinned } => Self::PolicySuperseded { id, own, pinned },
+            source => Self::InvalidOptions { id, source },
+        }
+    }
+
+    /// A stable word for the kind of error.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::InvalidOptions { .. } => "invalid_options",
+            Self::PolicySuperseded { .. } => "policy_superseded",
+        }
+    }
+
+    /// The id.
+    pub const fn id(&self) -> &Id {
+        match self {
+            Self::InvalidOptions { id, .. } | Self::PolicySuperseded { id, .. } => id,
+        }
+    }
+}
+
+/// The error of a call under a circuit: either the call never ran, or it is the call's own, unchanged.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecuteError<E> {
+    /// The circuit is open; the call never ran.
+    #[error("{id}: circuit open")]
+    CircuitOpen {
+        /// The id.
+        id: Id,
+        /// Since when, by the store's clock.
+        since: Moment,
+    },
+    /// The breaker is not started, or is stopped; the call never ran.
+    #[error("{id}: circuit breaker not started")]
+    NotStarted {
+        /// The id.
+        id: Id,
+    },
+    /// There was no permit, of the semaphore or valve that gates calls; the call never ran.
+    #[error(transparent)]
+    Acquire(AcquireError),
+    /// The call's own error.
+    #[error(transparent)]
+    Call(E),
+}
+
+impl<E> ExecuteError<E> {
+    /// A stable word for the kind of error: that of the acquire where it is one, or `call` for the call's own.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::CircuitOpen { .. } => "circuit_open",
+            Self::NotStarted { .. } => "not_started",
+            Self::Acquire(error) => error.code(),
+            Self::Call(_) => "call",
+        }
+    }
+
+    /// The call's own error, where it is that.
+    pub fn call(self) -> Option<E> {
+        match self {
+            Self::Call(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// How a health check failed.
+///
+/// Spec: CB-3.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// It had no answer in time.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// Its own error.
+    #[error("failed")]
+    Failed(#[source] Arc<dyn Error + Send + Sync>),
+    /// It panicked.
+    #[error("panicked: {0}")]
+    Panicked(String),
+}
+
+impl PartialEq for CheckError {
+    /// Same kind and same data; for the check's own errors, the same text.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Timeout(a), Self::Timeout(b)) => a == b,
+            (Self::Failed(a), Self::Failed(b)) => a.to_string() == b.to_string(),
+            (Self::Panicked(a), Self::Panicked(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
 /// A lease that ended while it was held: its TTL ran out, or the store no longer knows it. Another may hold the slot.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{id}: lease {token} was lost")]
@@ -404,6 +530,16 @@ pub enum Trouble {
         /// How many.
         dropped: usize,
     },
+    /// A health check of this process failed.
+    #[error("{id}: {} check failed", kind.as_str())]
+    CheckFailed {
+        /// The id.
+        id: Id,
+        /// What it was for.
+        kind: CheckKind,
+        /// How.
+        source: CheckError,
+    },
     /// Code of the user panicked; nothing else was changed by that.
     #[error("{id}: {place} panicked: {message}")]
     Panicked {
@@ -430,6 +566,7 @@ impl Trouble {
             Self::DebtCut { .. } => "debt_cut",
             Self::NotSettled { .. } => "invalid_options",
             Self::Undelivered { .. } => "undelivered",
+            Self::CheckFailed { .. } => "check_failed",
             Self::Panicked { .. } => "panicked",
         }
     }
@@ -447,6 +584,7 @@ impl Trouble {
             | Self::DebtCut { id, .. }
             | Self::NotSettled { id, .. }
             | Self::Undelivered { id, .. }
+            | Self::CheckFailed { id, .. }
             | Self::Panicked { id, .. } => id,
         }
     }

@@ -7,11 +7,11 @@ use tidegate_core::{
 };
 
 use crate::{
-    BuildError, Metrics, Trouble,
+    BuildError, Metrics,
     clock::Clock,
     driver::{Config, Driver, Fallback},
     hooks::Hooks,
-    telemetry::{Facade, Recorder},
+    telemetry::Facade,
 };
 
 /// A counted handle on a driver: the last one closes it.
@@ -44,49 +44,67 @@ impl Deref for Handle {
     }
 }
 
-/// The options that concern one process, and not the policy.
-pub(crate) struct Options {
+/// The options of every primitive that concern one process, and not the policy.
+pub(crate) struct Common {
     pub(crate) id: String,
-    pub(crate) owner: Option<String>,
     pub(crate) on_superseded: OnSuperseded,
     pub(crate) op_timeout: Duration,
-    pub(crate) max_queue: usize,
-    pub(crate) fail_fast: bool,
     pub(crate) metrics: Option<Metrics>,
     pub(crate) hooks: Hooks,
     pub(crate) clock: Option<Arc<dyn Clock>>,
 }
 
-/// The most jobs that may wait in one process, unless told.
-const MAX_QUEUE: usize = 10_000;
 /// How long one operation of the store may take, unless told.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Options {
+impl Common {
     pub(crate) fn new(id: String) -> Self {
         Self {
             id,
-            owner: None,
             on_superseded: OnSuperseded::Adopt,
             op_timeout: OP_TIMEOUT,
-            max_queue: MAX_QUEUE,
-            fail_fast: false,
             metrics: None,
             hooks: Hooks::default(),
             clock: None,
         }
     }
 
-    pub(crate) fn on_error(&mut self, on_error: impl Fn(&Trouble) + Send + Sync + 'static) {
-        self.hooks.on_error = Some(Arc::new(on_error));
+    /// Checks these options, and whether the store has what is needed.
+    pub(crate) fn check(
+        &self,
+        needs: impl IntoIterator<Item = Capability>,
+        store: &impl Store,
+    ) -> Result<Id, BuildError> {
+        let refused = |invalid| BuildError::new(self.id.clone(), invalid);
+        let id = Id::new(&self.id).map_err(refused)?;
+        if self.op_timeout < Duration::from_millis(1) || self.op_timeout > time::LONGEST {
+            return Err(refused(Invalid::new("op_timeout", self.op_timeout, "1 ms to 366 days")));
+        }
+        for needed in needs {
+            if !store.capabilities().has(needed) {
+                let allowed = format!("a store with the capability: {needed}");
+                return Err(refused(Invalid::new("store", store.capabilities(), allowed)));
+            }
+        }
+        self.metrics.iter().try_for_each(Metrics::check).map_err(refused)?;
+        Ok(id)
     }
+}
 
-    pub(crate) fn on_limit_change(&mut self, on_limit_change: impl Fn(u32) + Send + Sync + 'static) {
-        self.hooks.on_limit_change = Some(Arc::new(on_limit_change));
-    }
+/// The options of a queue for permits that concern one process.
+pub(crate) struct Options {
+    pub(crate) common: Common,
+    pub(crate) owner: Option<String>,
+    pub(crate) max_queue: usize,
+    pub(crate) fail_fast: bool,
+}
 
-    pub(crate) fn recorder(&mut self, recorder: Arc<dyn Recorder>) {
-        self.hooks.recorders.push(recorder);
+/// The most jobs that may wait in one process, unless told.
+const MAX_QUEUE: usize = 10_000;
+
+impl Options {
+    pub(crate) fn new(id: String) -> Self {
+        Self { common: Common::new(id), owner: None, max_queue: MAX_QUEUE, fail_fast: false }
     }
 
     /// Checks the options and the store, and makes the driver. Asks nothing of the store.
@@ -98,31 +116,20 @@ impl Options {
         fallback: Option<Fallback>,
         store: impl Store,
     ) -> Result<Handle, BuildError> {
-        let id = self.id.clone();
-        let refused = |invalid| BuildError::new(id.clone(), invalid);
-        let id = Id::new(&self.id).map_err(refused)?;
+        let refused = |id: &str, invalid| BuildError::new(id.to_owned(), invalid);
+        let id = self.common.check(needs(&policy), &store)?;
         let owner = self.owner.take().unwrap_or_else(default_owner);
-        let owner = Owner::new(owner).map_err(refused)?;
-        if self.op_timeout < Duration::from_millis(1) || self.op_timeout > time::LONGEST {
-            return Err(refused(Invalid::new("op_timeout", self.op_timeout, "1 ms to 366 days")));
-        }
+        let owner = Owner::new(owner).map_err(|invalid| refused(&self.common.id, invalid))?;
         if self.max_queue == 0 {
-            return Err(refused(Invalid::new("max_queue", 0, "1 at least")));
+            return Err(refused(&self.common.id, Invalid::new("max_queue", 0, "1 at least")));
         }
-        for needed in needs(&policy) {
-            if !store.capabilities().has(needed) {
-                let allowed = format!("a store with the capability: {needed}");
-                return Err(refused(Invalid::new("store", store.capabilities(), allowed)));
-            }
-        }
-        if let Some(metrics) = &self.metrics {
-            metrics.check().map_err(refused)?;
+        if let Some(metrics) = &self.common.metrics {
             let classes = policy.classes().iter().map(|class| Some(class.name.to_string())).chain([None]);
             let limit = policy.bound().map(|bound| match bound {
                 Bound::Fixed(limit) => *limit,
                 Bound::Adaptive(_) => initial_limit,
             });
-            self.hooks.recorders.push(Arc::new(Facade::new(metrics, &id, classes, limit)));
+            self.common.hooks.recorders.push(Arc::new(Facade::new(metrics, &id, classes, limit)));
         }
         let driver = DriverId(fastrand::u128(1..));
         let member = Member {
@@ -130,18 +137,18 @@ impl Options {
             driver,
             owner,
             policy: Arc::new(policy),
-            on_superseded: self.on_superseded,
+            on_superseded: self.common.on_superseded,
             initial_limit,
         };
         let config = Config {
             member,
-            clock: self.clock,
-            op_timeout: self.op_timeout,
+            clock: self.common.clock,
+            op_timeout: self.common.op_timeout,
             fallback,
             local_limit,
             max_queue: self.max_queue,
             fail_fast: self.fail_fast,
-            hooks: self.hooks,
+            hooks: self.common.hooks,
         };
         Ok(Handle::new(Driver::new(config, Arc::new(store))))
     }
@@ -164,15 +171,9 @@ fn default_owner() -> String {
     format!("{host}:{}:{:08x}", std::process::id(), fastrand::u32(..))
 }
 
-/// The setters that every builder has.
+/// The setters that every builder has, where its [`Common`] options are at a place.
 macro_rules! common_setters {
-    () => {
-        /// Who holds the leases, as people see it: 1 to 128 bytes; `host:pid:random` unless told. No policy.
-        pub fn owner(mut self, owner: impl Into<String>) -> Self {
-            self.options.owner = Some(owner.into());
-            self
-        }
-
+    ($($common:ident).+) => {
         /// The revision of this worker's policy: 0 unless told, to 2^31 − 1. A higher one replaces the pinned policy.
         ///
         /// Spec: ST-5.
@@ -185,7 +186,7 @@ macro_rules! common_setters {
         ///
         /// Spec: ST-5.
         pub fn on_superseded(mut self, on_superseded: $crate::OnSuperseded) -> Self {
-            self.options.on_superseded = on_superseded;
+            self.$($common).+.on_superseded = on_superseded;
             self
         }
 
@@ -193,7 +194,52 @@ macro_rules! common_setters {
         ///
         /// Spec: UN-1.
         pub fn op_timeout(mut self, op_timeout: std::time::Duration) -> Self {
-            self.options.op_timeout = op_timeout;
+            self.$($common).+.op_timeout = op_timeout;
+            self
+        }
+
+        /// Metrics through the `metrics` facade; none unless told.
+        ///
+        /// Spec: OB-1.
+        pub fn metrics(mut self, metrics: $crate::Metrics) -> Self {
+            self.$($common).+.metrics = Some(metrics);
+            self
+        }
+
+        /// A recorder of one's own; any number of them.
+        ///
+        /// Spec: OB-1.
+        pub fn recorder(mut self, recorder: impl $crate::Recorder + 'static) -> Self {
+            self.$($common).+.hooks.recorders.push(std::sync::Arc::new(recorder));
+            self
+        }
+
+        /// Is told of trouble that no caller waits to hear of; it goes to `tracing` unless told. A panic in it goes
+        /// there too.
+        ///
+        /// Spec: BI-4.
+        pub fn on_error(mut self, on_error: impl Fn(&$crate::Trouble) + Send + Sync + 'static) -> Self {
+            self.$($common).+.hooks.on_error = Some(std::sync::Arc::new(on_error));
+            self
+        }
+
+        /// The clock that waits and deadlines of this process are counted on: the machine's unless told, or the
+        /// store's own where it is in this process.
+        pub fn clock(mut self, clock: impl $crate::clock::Clock) -> Self {
+            self.$($common).+.clock = Some(std::sync::Arc::new($crate::clock::Bounded(clock)));
+            self
+        }
+    };
+}
+
+/// The setters of every builder that makes a queue for permits.
+macro_rules! queue_setters {
+    () => {
+        $crate::handle::common_setters!(options.common);
+
+        /// Who holds the leases, as people see it: 1 to 128 bytes; `host:pid:random` unless told. No policy.
+        pub fn owner(mut self, owner: impl Into<String>) -> Self {
+            self.options.owner = Some(owner.into());
             self
         }
 
@@ -219,46 +265,14 @@ macro_rules! common_setters {
             self
         }
 
-        /// Metrics through the `metrics` facade; none unless told.
-        ///
-        /// Spec: OB-1.
-        pub fn metrics(mut self, metrics: $crate::Metrics) -> Self {
-            self.options.metrics = Some(metrics);
-            self
-        }
-
-        /// A recorder of one's own; any number of them.
-        ///
-        /// Spec: OB-1.
-        pub fn recorder(mut self, recorder: impl $crate::Recorder + 'static) -> Self {
-            self.options.recorder(std::sync::Arc::new(recorder));
-            self
-        }
-
-        /// Is told of trouble that no caller waits to hear of; it goes to `tracing` unless told. A panic in it goes
-        /// there too.
-        ///
-        /// Spec: BI-4.
-        pub fn on_error(mut self, on_error: impl Fn(&$crate::Trouble) + Send + Sync + 'static) -> Self {
-            self.options.on_error(on_error);
-            self
-        }
-
         /// Is told of each change of the limit in this process's view, but not of the first load.
         ///
         /// Spec: AS-11.
         pub fn on_limit_change(mut self, on_limit_change: impl Fn(u32) + Send + Sync + 'static) -> Self {
-            self.options.on_limit_change(on_limit_change);
-            self
-        }
-
-        /// The clock that waits and deadlines of this process are counted on: the machine's unless told, or the
-        /// store's own where it is in this process.
-        pub fn clock(mut self, clock: impl $crate::clock::Clock) -> Self {
-            self.options.clock = Some(std::sync::Arc::new($crate::clock::Bounded(clock)));
+            self.options.common.hooks.on_limit_change = Some(std::sync::Arc::new(on_limit_change));
             self
         }
     };
 }
 
-pub(crate) use common_setters;
+pub(crate) use {common_setters, queue_setters};

@@ -13,16 +13,20 @@ use std::{
 
 use tidegate_core::Id;
 
-use crate::{Trouble, telemetry::Recorder};
+use crate::{Role, StateChange, Trouble, telemetry::Recorder};
 
 pub(crate) type OnError = Arc<dyn Fn(&Trouble) + Send + Sync>;
 pub(crate) type OnLimitChange = Arc<dyn Fn(u32) + Send + Sync>;
+pub(crate) type OnStateChange = Arc<dyn Fn(StateChange) + Send + Sync>;
+pub(crate) type OnRoleChange = Arc<dyn Fn(Role) + Send + Sync>;
 
 /// What a primitive was given to call.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks {
     pub(crate) on_error: Option<OnError>,
     pub(crate) on_limit_change: Option<OnLimitChange>,
+    pub(crate) on_state_change: Option<OnStateChange>,
+    pub(crate) on_role_change: Option<OnRoleChange>,
     pub(crate) recorders: Vec<Arc<dyn Recorder>>,
 }
 
@@ -50,6 +54,18 @@ impl Hooks {
     pub(crate) fn limit_changed(&self, id: &Id, limit: u32) {
         if let Some(on_limit_change) = &self.on_limit_change {
             self.guard(id, "on_limit_change", || on_limit_change(limit));
+        }
+    }
+
+    pub(crate) fn state_changed(&self, id: &Id, change: StateChange) {
+        if let Some(on_state_change) = &self.on_state_change {
+            self.guard(id, "on_state_change", || on_state_change(change));
+        }
+    }
+
+    pub(crate) fn role_changed(&self, id: &Id, role: Role) {
+        if let Some(on_role_change) = &self.on_role_change {
+            self.guard(id, "on_role_change", || on_role_change(role));
         }
     }
 

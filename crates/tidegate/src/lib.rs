@@ -6,12 +6,14 @@
 //! - [`AdaptiveSemaphore`]: how many calls may run at once, when nobody knows the real ceiling.
 //! - [`Valve`]: how much may start per unit of time, by several rules at once, per tenant where asked, with an optional
 //!   bound on concurrency, a shared pause and a queue.
+//! - [`CircuitBreaker`]: whether to call at all, when the dependency is failing; alone, or before one of the others.
 //!
-//! Both share one store between all processes. [`MemoryStore`] serves one process and needs nothing installed.
+//! All share one store between all processes. [`MemoryStore`] serves one process and needs nothing installed.
 
 pub mod clock;
 
 mod background;
+mod breaker;
 mod call;
 mod driver;
 mod error;
@@ -21,6 +23,7 @@ mod hooks;
 mod link;
 mod memory;
 mod semaphore;
+mod task;
 mod telemetry;
 mod valve;
 
@@ -29,13 +32,23 @@ pub use tidegate_core as contract;
 pub use tidegate_core::{
     Capabilities, Capability, Class, Id, Invalid, OnSuperseded, Operators, Outcome, Rule, SafeStart, Store,
     StoreError, Token,
+    circuit::{Position, Verdict, Why},
     limit::{Aimd, Growth},
 };
 
+pub use breaker::{
+    AnyFailure, Backoff, BreakerBuilder, BreakerState, CheckKind, CircuitBreaker, Classify, Consecutive,
+    Constant, Count, Execute, Executing, Exponential, FailureWhen, Gate, Gated, HalfOpen, HealthCheck, Judge,
+    OnCancel, Once, OpensWhen, OutcomeOnError, Primitive, Recent, Recovery, Role, Sampling, StateChange,
+    Strategy, Ungated,
+};
 pub use call::{AlwaysFailure, Calling, Release, WithPermit};
-pub use error::{AcquireError, BuildError, CallError, ControlError, LastCause, LeaseLost, Trouble};
+pub use error::{
+    AcquireError, BuildError, CallError, CheckError, ControlError, ExecuteError, LastCause, LeaseLost,
+    StartError, Trouble,
+};
 pub use event::Event;
 pub use memory::MemoryStore;
 pub use semaphore::{Acquire, Adaptive, AdaptiveSemaphore, Lease, SemaphoreBuilder, SemaphoreState};
-pub use telemetry::{AcquireResult, Direction, Metrics, Recorder};
+pub use telemetry::{AcquireResult, CallResult, Direction, Metrics, Recorder};
 pub use valve::{Concurrency, DeniedBy, Events, Job, Pause, Permit, Valve, ValveBuilder, ValveStats};

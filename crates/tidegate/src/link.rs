@@ -13,9 +13,9 @@ use std::{
 };
 
 use tidegate_core::{
-    AcquireReply, Acquired, Answer, Capabilities, Cause, DriverId, Exchange, ExchangeReply, Listener, Member,
-    PauseReply, Renewal, Renewed, Reply, Restore, ScopedReply, Store, StoreError, Subscription, SyncPath,
-    Token, time::EXACT,
+    AcquireReply, Acquired, Answer, Capabilities, Cause, CircuitMember, CircuitReply, CircuitRequest,
+    DriverId, Exchange, ExchangeReply, Id, Listener, Member, PauseReply, Renewal, Renewed, Reply, Restore,
+    ScopedReply, Store, StoreError, Subscription, SyncPath, Token, time::EXACT,
 };
 
 use crate::{clock::Clock, hooks::said};
@@ -54,11 +54,11 @@ impl Link {
 
     pub(crate) fn subscribe(
         &self,
-        member: &Member,
+        id: &Id,
         driver: DriverId,
         listener: Arc<dyn Listener>,
     ) -> Option<Subscription> {
-        self.store.subscribe(&member.id, driver, listener)
+        self.store.subscribe(id, driver, listener)
     }
 
     /// One exchange.
@@ -108,6 +108,20 @@ impl Link {
         self.within(self.op_timeout, || self.store.resume(&member.id)).await
     }
 
+    /// One request of a circuit.
+    pub(crate) async fn circuit(
+        &self,
+        member: &CircuitMember,
+        request: &CircuitRequest,
+    ) -> Result<Reply<CircuitReply>, StoreError> {
+        let reply = self.within(self.op_timeout, || self.store.circuit(member, request)).await?;
+        if reply.head.now.is_none() {
+            return Err(StoreError::unavailable(Cause::Broken, "an answer about a circuit without a time"));
+        }
+        reply.body.check(request)?;
+        Ok(reply)
+    }
+
     /// Waits for an answer, but no longer than `limit`.
     async fn within<'a, T>(
         &self,
@@ -146,9 +160,13 @@ impl From<StoreError> for Failed {
 impl Failed {
     /// Whether the answer was lost, and will be the same when it is asked for again.
     pub(crate) const fn is_lost(&self) -> bool {
-        self.error.is_unavailable()
-            && !matches!(self.error, StoreError::Unavailable { cause: Cause::Broken, .. })
+        is_lost(&self.error)
     }
+}
+
+/// Whether an answer was lost, and will be the same when it is asked for again.
+pub(crate) const fn is_lost(error: &StoreError) -> bool {
+    error.is_unavailable() && !matches!(error, StoreError::Unavailable { cause: Cause::Broken, .. })
 }
 
 /// A store that panics has broken the contract; whoever waits for its answer lives on.

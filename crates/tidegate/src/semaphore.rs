@@ -10,8 +10,8 @@ use tidegate_core::{Bound, Class, Invalid, Name, Policy, Store, Token, limit::Li
 use crate::{
     AcquireError, Aimd, BuildError, Growth, LeaseLost, Release,
     call::{AlwaysFailure, Start, WithPermit},
-    driver::{Ask, Fallback, Permit},
-    handle::{Handle, Options, common_setters},
+    driver::{Acquiring, Ask, Fallback, Permit},
+    handle::{Handle, Options, queue_setters},
 };
 
 /// How an adaptive limit starts and moves.
@@ -195,8 +195,12 @@ impl AdaptiveSemaphore {
         F: FnOnce() -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
-        let acquiring = self.ask(acquire).map(|ask| self.handle.acquire(ask));
-        WithPermit::new(Start { handle: self.handle.clone(), acquiring }, call)
+        WithPermit::new(Start { handle: self.handle.clone(), acquiring: self.acquiring(acquire) }, call)
+    }
+
+    /// A wait for a permit; it outlives this handle.
+    pub(crate) fn acquiring(&self, acquire: Acquire) -> Result<Acquiring, AcquireError> {
+        self.ask(acquire).map(|ask| self.handle.acquire(ask))
     }
 
     fn ask(&self, acquire: Acquire) -> Result<Ask, AcquireError> {
@@ -260,7 +264,7 @@ impl std::fmt::Debug for AdaptiveSemaphore {
 }
 
 impl SemaphoreBuilder {
-    common_setters!();
+    queue_setters!();
 
     /// The floor of the limit: 1 unless told, 1 at least.
     pub fn min_limit(mut self, min: u32) -> Self {
@@ -309,7 +313,7 @@ impl SemaphoreBuilder {
     /// # Errors
     /// [`BuildError`] for an option that cannot be taken, and for a store without leases or adaptive limits.
     pub fn build(self, store: impl Store) -> Result<AdaptiveSemaphore, BuildError> {
-        let id = self.options.id.clone();
+        let id = self.options.common.id.clone();
         let refused = |invalid| BuildError::new(id.clone(), invalid);
         let adaptive = self.adaptive.check().map_err(refused)?;
         let draft =
@@ -327,7 +331,7 @@ impl SemaphoreBuilder {
 
 impl std::fmt::Debug for SemaphoreBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SemaphoreBuilder").field("id", &self.options.id).finish_non_exhaustive()
+        f.debug_struct("SemaphoreBuilder").field("id", &self.options.common.id).finish_non_exhaustive()
     }
 }
 

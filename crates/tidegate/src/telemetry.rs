@@ -13,9 +13,13 @@ use std::{
 };
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
-use tidegate_core::{Id, Invalid, Name, Outcome};
+use tidegate_core::{Id, Invalid, Name, Outcome, circuit::Position};
 
-use crate::LastCause;
+use crate::{CheckKind, LastCause, Role};
+
+mod circuit;
+
+pub(crate) use circuit::CircuitFacade;
 
 /// How an acquire ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,6 +47,27 @@ impl AcquireResult {
             Self::Unavailable => "unavailable",
             Self::Closed => "closed",
             Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How a call or a health check ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CallResult {
+    /// It worked.
+    Success,
+    /// It did not.
+    Failure,
+}
+
+impl CallResult {
+    const ALL: [Self; 2] = [Self::Success, Self::Failure];
+
+    /// Its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
         }
     }
 }
@@ -89,6 +114,16 @@ pub trait Recorder: Send + Sync {
     fn exchanged(&self, _took: Duration) {}
     /// An exchange with the store failed.
     fn store_error(&self) {}
+    /// A call under a circuit ended after `took`.
+    fn called(&self, _result: CallResult, _took: Duration) {}
+    /// A call was blocked by an open circuit.
+    fn blocked(&self) {}
+    /// A health check ended after `took`.
+    fn checked(&self, _kind: CheckKind, _result: CallResult, _took: Duration) {}
+    /// The circuit is now in this position; `changed` where it was in the other before.
+    fn circuit(&self, _position: Position, _changed: bool) {}
+    /// This process now has this role in the circuit.
+    fn role(&self, _role: Role) {}
 }
 
 impl<R: Recorder + ?Sized> Recorder for Arc<R> {
@@ -123,6 +158,26 @@ impl<R: Recorder + ?Sized> Recorder for Arc<R> {
     fn store_error(&self) {
         (**self).store_error();
     }
+
+    fn called(&self, result: CallResult, took: Duration) {
+        (**self).called(result, took);
+    }
+
+    fn blocked(&self) {
+        (**self).blocked();
+    }
+
+    fn checked(&self, kind: CheckKind, result: CallResult, took: Duration) {
+        (**self).checked(kind, result, took);
+    }
+
+    fn circuit(&self, position: Position, changed: bool) {
+        (**self).circuit(position, changed);
+    }
+
+    fn role(&self, role: Role) {
+        (**self).role(role);
+    }
 }
 
 /// The `metrics` facade, with a prefix and constant labels of one's own.
@@ -143,8 +198,20 @@ impl<R: Recorder + ?Sized> Recorder for Arc<R> {
 /// | `tidegate_in_flight` | gauge | `id`, `class` | permits held in this process |
 /// | `tidegate_queued` | gauge | `id`, `class` | jobs waiting in this process |
 ///
-/// `result` is `granted`, `timeout` (no room in time, or a full queue), `unavailable` (no answer of the store, or a policy
-/// that it refuses), `closed` or `cancelled`; `outcome` is `success`, `throttled` or `failure`; `class` is empty for jobs
+/// A circuit breaker has the last two of the store, and these:
+///
+/// | metric | kind | labels | what |
+/// |---|---|---|---|
+/// | `tidegate_call_duration_seconds` | histogram | `id`, `result` | how long a call took, without its wait for a permit |
+/// | `tidegate_blocked_total` | counter | `id` | calls that an open circuit blocked |
+/// | `tidegate_health_check_seconds` | histogram | `id`, `type`, `result` | how long a health check of this process took |
+/// | `tidegate_health_checks_total` | counter | `id`, `type`, `result` | health checks of this process: `recovery` or `idle` |
+/// | `tidegate_circuit_changes_total` | counter | `id`, `type` | changes of the circuit seen: `open`, `closed` |
+/// | `tidegate_circuit_open` | gauge | `id` | 1 while the circuit is open, as this process knows it; else 0 |
+/// | `tidegate_circuit_leader` | gauge | `id` | 1 while this process leads; else 0 |
+///
+/// `result` of an acquire is `granted`, `timeout` (no room in time, or a full queue), `unavailable` (no answer of the store,
+/// or a policy that it refuses), `closed` or `cancelled`, that of a call or check `success` or `failure`; `outcome` is `success`, `throttled` or `failure`; `class` is empty for jobs
 /// without one.
 ///
 /// The exporter (Prometheus, OTLP, StatsD, ...) is the program's choice. Install it before a primitive is built: everything
@@ -266,7 +333,7 @@ impl Facade {
         limit: Option<u32>,
     ) -> Self {
         let names = Names { metrics, id };
-        names.describe();
+        names.describe(&HELP);
         Self {
             tiers: classes.map(|class| Tier::new(&names, class)).collect(),
             throttles: names.counter("throttles_total", &[]),
@@ -306,6 +373,7 @@ impl Tier {
     }
 }
 
+/// The names of one primitive's metrics.
 struct Names<'a> {
     metrics: &'a Metrics,
     id: &'a Id,
@@ -313,13 +381,15 @@ struct Names<'a> {
 
 impl Names<'_> {
     /// Tells the exporter what each is.
-    fn describe(&self) {
-        for (kind, name, what) in HELP {
+    fn describe(&self, help: &[(Kind, &str, &'static str)]) {
+        for (kind, name, what) in help {
             let name = format!("{}_{name}", self.metrics.prefix);
             metrics::with_recorder(|recorder| match kind {
-                Kind::Counter => recorder.describe_counter(name.into(), None, what.into()),
-                Kind::Gauge => recorder.describe_gauge(name.into(), None, what.into()),
-                Kind::Seconds => recorder.describe_histogram(name.into(), Some(Unit::Seconds), what.into()),
+                Kind::Counter => recorder.describe_counter(name.into(), None, (*what).into()),
+                Kind::Gauge => recorder.describe_gauge(name.into(), None, (*what).into()),
+                Kind::Seconds => {
+                    recorder.describe_histogram(name.into(), Some(Unit::Seconds), (*what).into())
+                }
             });
         }
     }

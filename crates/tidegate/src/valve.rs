@@ -14,9 +14,9 @@ use tokio::sync::broadcast;
 use crate::{
     AcquireError, BuildError, ControlError, LeaseLost, Release,
     call::{AlwaysFailure, Start, WithPermit},
-    driver::{Ask, Fallback, Permit as DriverPermit},
+    driver::{Acquiring, Ask, Fallback, Permit as DriverPermit},
     event::Event,
-    handle::{Handle, Options, common_setters},
+    handle::{Handle, Options, queue_setters},
     semaphore::{Adaptive, TIMEOUT},
 };
 
@@ -136,8 +136,12 @@ impl Valve {
         F: FnOnce() -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
-        let acquiring = self.ask(job).map(|ask| self.handle.acquire(ask));
-        WithPermit::new(Start { handle: self.handle.clone(), acquiring }, call)
+        WithPermit::new(Start { handle: self.handle.clone(), acquiring: self.acquiring(job) }, call)
+    }
+
+    /// A wait for a permit; it outlives this handle.
+    pub(crate) fn acquiring(&self, job: Job) -> Result<Acquiring, AcquireError> {
+        self.ask(job).map(|ask| self.handle.acquire(ask))
     }
 
     fn ask(&self, job: Job) -> Result<Ask, AcquireError> {
@@ -255,7 +259,7 @@ impl std::fmt::Debug for Valve {
 }
 
 impl ValveBuilder {
-    common_setters!();
+    queue_setters!();
 
     /// Adds a rate rule; at most 16.
     ///
@@ -318,7 +322,7 @@ impl ValveBuilder {
     /// # Errors
     /// [`BuildError`] for an option that cannot be taken, and for a store that lacks what the valve needs.
     pub fn build(self, store: impl Store) -> Result<Valve, BuildError> {
-        let id = self.options.id.clone();
+        let id = self.options.common.id.clone();
         let refused = |invalid| BuildError::new(id.clone(), invalid);
         if !(Duration::from_millis(1)..=LONGEST).contains(&self.max_pause) {
             return Err(refused(Invalid::new("max_pause", self.max_pause, "1 ms to 366 days")));
@@ -357,7 +361,7 @@ impl ValveBuilder {
 
 impl std::fmt::Debug for ValveBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ValveBuilder").field("id", &self.options.id).finish_non_exhaustive()
+        f.debug_struct("ValveBuilder").field("id", &self.options.common.id).finish_non_exhaustive()
     }
 }
 

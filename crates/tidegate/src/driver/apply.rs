@@ -562,7 +562,7 @@ impl Driver {
         }
     }
 
-    fn settle_back(&self, state: &mut State, granted: &Granted) {
+    pub(super) fn settle_back(&self, state: &mut State, granted: &Granted) {
         let job = self.job_of(granted.job.as_ref());
         if granted.local {
             if let Some(local) = &mut state.local {

@@ -29,6 +29,13 @@ pub(crate) struct Permit {
 
 const RELEASED: usize = usize::MAX;
 
+/// Whether what a permit admits was begun.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Made,
+    Unmade,
+}
+
 impl Permit {
     pub(super) fn new(driver: Arc<Driver>, key: usize) -> Self {
         Self { driver, key }
@@ -76,10 +83,15 @@ impl Permit {
 
     #[inline]
     pub(crate) fn release(mut self, outcome: Outcome, retry_after: Option<Duration>) {
-        self.end(outcome, retry_after);
+        self.end(outcome, retry_after, Use::Made);
     }
 
-    fn end(&mut self, outcome: Outcome, retry_after: Option<Duration>) {
+    /// Gives it back unused: its slot as a failure, and what it cost.
+    pub(crate) fn decline(mut self) {
+        self.end(Outcome::Failure, None, Use::Unmade);
+    }
+
+    fn end(&mut self, outcome: Outcome, retry_after: Option<Duration>, made: Use) {
         let key = std::mem::replace(&mut self.key, RELEASED);
         if key == RELEASED {
             return;
@@ -91,6 +103,10 @@ impl Permit {
         state.in_flight[tier] -= 1;
         driver.note_load(&mut state, tier);
         let held = granted.held.and_then(|key| state.held.try_remove(key));
+        if made == Use::Unmade {
+            driver.settle_back(&mut state, &granted);
+            driver.stir(&mut state);
+        }
         if let Some(held) = held {
             let retry_after_ms = retry_after.map(time::ceil_millis);
             let release = Release { token: held.token, outcome, retry_after_ms };
@@ -221,7 +237,7 @@ fn rules_of(policy: &tidegate_core::Policy) -> String {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.end(Outcome::Failure, None);
+        self.end(Outcome::Failure, None, Use::Made);
     }
 }
 

@@ -13,9 +13,8 @@ use tidegate_core::{Epoch, Renewal, Restore, Token, store::MOST_TOKENS, time::Mo
 use super::{
     Driver,
     state::{Held, State},
-    task::Guard,
 };
-use crate::clock::Task;
+use crate::{clock::Task, task::Guard};
 
 impl Held {
     pub(super) fn is_live(&self, now: Moment) -> bool {
@@ -24,11 +23,11 @@ impl Held {
 }
 
 /// Renews until nothing is held.
-pub(super) fn renew(driver: Arc<Driver>, guard: Guard) -> Task {
+pub(super) fn renew(driver: Arc<Driver>, guard: Guard<Driver>) -> Task {
     Box::pin(renew_on(driver, guard))
 }
 
-async fn renew_on(driver: Arc<Driver>, guard: Guard) {
+async fn renew_on(driver: Arc<Driver>, guard: Guard<Driver>) {
     loop {
         match driver.next_renewal() {
             Next::Nothing => {

@@ -14,19 +14,18 @@ use super::{
     Driver,
     notice::Notice,
     state::{Flight, State},
-    task::Guard,
 };
-use crate::{clock::Task, link::Failed};
+use crate::{clock::Task, link::Failed, task::Guard};
 
 /// A driver that is told of changes looks for itself this often, and one that is not this often.
 const REFRESH: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
 
 /// Runs until there are no handles, no waiters, no permits and nothing to deliver.
-pub(super) fn run(driver: Arc<Driver>, guard: Guard) -> Task {
+pub(super) fn run(driver: Arc<Driver>, guard: Guard<Driver>) -> Task {
     Box::pin(run_on(driver, guard))
 }
 
-async fn run_on(driver: Arc<Driver>, guard: Guard) {
+async fn run_on(driver: Arc<Driver>, guard: Guard<Driver>) {
     driver.subscribe();
     loop {
         // Pushes may come as fast as they are taken; the others on this thread have their turn all the same.
@@ -83,7 +82,7 @@ pub(super) fn gone(driver: &Driver) {
 impl Driver {
     fn subscribe(self: &Arc<Self>) {
         let listener: Arc<dyn tidegate_core::Listener> = Arc::clone(self) as _;
-        let subscription = self.link.subscribe(&self.member, self.member.driver, listener);
+        let subscription = self.link.subscribe(&self.member.id, self.member.driver, listener);
         self.lock().subscription = subscription;
     }
 
@@ -148,6 +147,8 @@ impl Driver {
     fn take_pushed(&self, state: &mut State, pushed: Vec<Wake>, now: Moment) {
         for wake in pushed {
             match wake {
+                // Of whoever has a breaker for this id.
+                Wake::Circuit(_) => {}
                 Wake::Room { class } => {
                     let tier = self.member.policy.tier(class.as_ref());
                     let line = tier.and_then(|tier| state.lines.get_mut(tier));
