@@ -62,7 +62,11 @@ impl Circuit {
     pub(super) fn begin_check(&self, kind: circuit::CheckKind) -> Option<Running> {
         let check = self.recovery.check.clone()?;
         let began = self.clock.now();
-        let generation = self.lock().generation();
+        let generation = {
+            let mut state = self.lock();
+            state.probing = matches!(kind, circuit::CheckKind::Idle { .. });
+            state.generation()
+        };
         let told = told(kind);
         match catch_unwind(AssertUnwindSafe(|| check(told))) {
             Ok(checking) => {

@@ -178,6 +178,8 @@ pub(super) struct State {
     pub(super) judging: bool,
     /// The last call of this process, where idle probes come.
     pub(super) stirred: Option<Moment>,
+    /// Whether an idle probe runs.
+    pub(super) probing: bool,
     /// Results that a strategy of one's own has not seen yet.
     pub(super) recent: Option<(u64, Vec<Run>)>,
     /// The attempt whose wait was said, and under which generation.
@@ -209,6 +211,7 @@ impl State {
             elect_at: None,
             judging: false,
             stirred: None,
+            probing: false,
             recent: None,
             scheduled: None,
             asking: None,
@@ -380,8 +383,13 @@ impl Circuit {
     pub(super) fn stir(&self) {
         if self.recovery.idle_interval.is_some() {
             let now = self.clock.now();
-            self.lock().stirred = Some(now);
-            self.bell.notify_one();
+            let mut state = self.lock();
+            state.stirred = Some(now);
+            let probing = std::mem::take(&mut state.probing);
+            drop(state);
+            if probing {
+                self.bell.notify_one();
+            }
         }
     }
 

@@ -117,7 +117,7 @@ impl Circuit {
             Phase::Stopping(_) | Phase::Stopped => return self.end(state),
         }
         if state.away.as_ref().is_some_and(|away| now < away.probe_at) {
-            return Turn::Rest(self.next_due(state));
+            return Turn::Rest(self.next_due(state, checking));
         }
         if let Some((generation, runs)) = state.recent.take() {
             return Turn::Judge(generation, Recent::new(runs));
@@ -135,7 +135,7 @@ impl Circuit {
         {
             return Turn::Check(kind);
         }
-        Turn::Rest(self.next_due(state))
+        Turn::Rest(self.next_due(state, checking))
     }
 
     /// Whether something is left to say before it stops.
@@ -257,7 +257,7 @@ impl Circuit {
     }
 
     /// When there is something to do, if nothing else happens.
-    fn next_due(&self, state: &State) -> Option<Moment> {
+    fn next_due(&self, state: &State, checking: bool) -> Option<Moment> {
         let leads_until = state.leads.as_ref().map(|leads| leads.until);
         let stops = match state.phase {
             Phase::Stopping(until) => Some(until),
@@ -270,7 +270,7 @@ impl Circuit {
             .elect_at
             .filter(|_| state.leads.is_none() && state.is_running() && self.wants_to_lead(state));
         let renew = state.leads.as_ref().map(|leads| leads.renew_at);
-        let check = self.next_check(state).map(|(_, due)| due);
+        let check = self.next_check(state).filter(|_| !checking).map(|(_, due)| due);
         let trials = state.trials.iter().map(|trial| trial.renew_at).min();
         [state.reports.due(), state.look_at, elect, renew, leads_until, check, trials, stops]
             .into_iter()
