@@ -6,7 +6,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, missing_docs)]
 
 use std::{
-    future::Future,
+    future::{Future, IntoFuture},
     num::NonZeroU32,
     pin::pin,
     sync::{
@@ -18,7 +18,10 @@ use std::{
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use tidegate::{AdaptiveSemaphore, Job, MemoryStore, Outcome, Rule, Valve};
+use tidegate::{
+    AdaptiveSemaphore, CircuitBreaker, Consecutive, Constant, HealthCheck, Job, MemoryStore, Outcome, Rule,
+    Valve,
+};
 
 /// On the memory store the first poll decides.
 fn now<T>(future: impl Future<Output = T>) -> T {
@@ -56,6 +59,28 @@ fn governor() -> impl Fn() + Clone + Send + 'static {
     move || limiter.check().unwrap()
 }
 
+fn breaker(runtime: &tokio::runtime::Runtime) -> impl Fn() + Clone + Send + 'static {
+    let breaker = CircuitBreaker::builder("bench")
+        .strategy(Consecutive::new(5))
+        .recovery(HealthCheck::new(Constant::every(SECOND), |_| async { Ok::<(), String>(()) }))
+        .build(MemoryStore::new())
+        .unwrap();
+    runtime.block_on(breaker.start()).unwrap();
+    move || now(breaker.execute(|| async { Ok::<(), ()>(()) }).into_future()).unwrap()
+}
+
+fn recloser() -> impl Fn() + Clone + Send + 'static {
+    let breaker = Arc::new(recloser::Recloser::custom().error_rate(0.5).closed_len(100).build());
+    move || breaker.call(|| Ok::<(), ()>(())).unwrap()
+}
+
+fn failsafe() -> impl Fn() + Clone + Send + 'static {
+    let backoff = failsafe::backoff::constant(SECOND);
+    let policy = failsafe::failure_policy::consecutive_failures(5, backoff);
+    let breaker = failsafe::Config::new().failure_policy(policy).build();
+    move || failsafe::CircuitBreaker::call(&breaker, || Ok::<(), ()>(())).unwrap()
+}
+
 /// With another thread that does the same all the time.
 fn contended(work: impl Fn() + Clone + Send + 'static, measure: impl FnOnce(&dyn Fn())) {
     let stop = Arc::new(AtomicBool::new(false));
@@ -80,13 +105,16 @@ fn one_and_two(c: &mut Criterion, name: &str, work: impl Fn() + Clone + Send + '
 }
 
 fn benches(c: &mut Criterion) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
     one_and_two(c, "tidegate semaphore pair", semaphore());
     one_and_two(c, "tokio semaphore pair", tokio_semaphore());
     one_and_two(c, "tidegate valve, one rule", valve(1));
     one_and_two(c, "governor, one rule", governor());
     one_and_two(c, "tidegate valve, four rules", valve(4));
+    one_and_two(c, "tidegate breaker, closed", breaker(&runtime));
+    one_and_two(c, "recloser, closed", recloser());
+    one_and_two(c, "failsafe, closed", failsafe());
 }
 
 criterion_group! {
