@@ -17,6 +17,11 @@ impl Keys {
         self.main.clone().into_bytes()
     }
 
+    /// The circuit.
+    pub(crate) fn circuit(&self) -> Vec<u8> {
+        format!("{}:c", self.main).into_bytes()
+    }
+
     /// The last answer to a driver.
     pub(crate) fn answer(&self, driver: DriverId) -> Vec<u8> {
         format!("{}:x:{}", self.main, driver_name(driver)).into_bytes()
@@ -38,7 +43,7 @@ impl Keys {
         format!("{}:{}", self.main, driver_name(driver)).into_bytes()
     }
 
-    /// What the keys of all ids match, and those of identities that end in a brace.
+    /// What the keys of all ids and circuits match, and some of identities and of answers.
     pub(crate) fn pattern(prefix: &str) -> Vec<u8> {
         let mut pattern = String::new();
         for c in prefix.chars() {
@@ -47,14 +52,15 @@ impl Keys {
             }
             pattern.push(c);
         }
-        pattern.push_str(":{*}");
+        pattern.push_str(":{*[}c]");
         pattern.into_bytes()
     }
 
-    /// The id whose main key this is.
+    /// The id whose main key this is, or that of its circuit.
     pub(crate) fn id(prefix: &str, key: &[u8]) -> Option<Id> {
         let key = std::str::from_utf8(key).ok()?;
-        Id::new(key.strip_prefix(prefix)?.strip_prefix(":{")?.strip_suffix('}')?).ok()
+        let named = key.strip_prefix(prefix)?.strip_prefix(":{")?;
+        Id::new(named.strip_suffix("}:c").or_else(|| named.strip_suffix('}'))?).ok()
     }
 }
 

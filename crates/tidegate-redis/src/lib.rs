@@ -35,6 +35,7 @@
 //! round trip for a pair of acquire and release. An idle identity of a scoped rule costs nothing after its interval. The
 //! figures are in the README of the project, with the command that measures them.
 
+mod circuit;
 mod connect;
 mod error;
 mod keys;
