@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidegate_core::{
     Cause, CircuitMember, CircuitPolicy, CircuitReply, CircuitRequest, DriverId, Head, Id, Reply, StoreError,
     circuit::{
-        Backoff, Change, CheckKind, CheckedBackoff, CheckedRecovery, CheckedStrategy, Election, Judged, Leader,
-        Position, Recovery, Reported, Run, Strategy, Trial, TrialPermit, Verdict, Why,
+        Backoff, Change, CheckKind, CheckedBackoff, CheckedRecovery, CheckedStrategy, Election, Judged,
+        Leader, Position, Recovery, Reported, Run, Strategy, Trial, TrialPermit, Verdict, Why,
     },
     store::{CircuitAct, CircuitDid, CircuitNews, CircuitSnapshot, CircuitView},
     time::Moment,
@@ -16,7 +16,6 @@ use tidegate_core::{
 
 use crate::{
     RedisStore,
-
     pack::{Packer, Reader},
     policy::{Base, Storable, Stored, corrupt, fraction},
     reply::{self, Said, many},

@@ -147,7 +147,12 @@ impl<P: Storable> Known<P> {
     }
 
     /// Takes in what the id is pinned to, as it was answered.
-    pub(crate) fn learn(&self, id: &Id, own: &Stored<P>, pinned: Option<&[u8]>) -> Result<Base<P>, StoreError> {
+    pub(crate) fn learn(
+        &self,
+        id: &Id,
+        own: &Stored<P>,
+        pinned: Option<&[u8]>,
+    ) -> Result<Base<P>, StoreError> {
         let pinned = pinned.map(Stored::read).transpose()?;
         let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match pinned {

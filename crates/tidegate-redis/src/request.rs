@@ -129,7 +129,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn of(member: &Member, own: &Stored<Policy>, base: &Base<Policy>, keys: &Keys, parts: &Parts<'_>) -> Self {
+    pub(crate) fn of(
+        member: &Member,
+        own: &Stored<Policy>,
+        base: &Base<Policy>,
+        keys: &Keys,
+        parts: &Parts<'_>,
+    ) -> Self {
         let deciding = match base {
             Base::Own | Base::Unpinned => Ok(Arc::clone(&member.policy)),
             Base::Pinned(pinned) => member.deciding(Some(&pinned.policy)),

@@ -9,10 +9,10 @@ use std::{
 use redis::Value;
 use tidegate_core::{
     AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, CircuitMember,
-    CircuitPolicy, CircuitReply, CircuitRequest, DriverId, Exchange,
-    ExchangeReply, HandOver, Id, Limit, Listener, Member, Name, Observation, Operators, PauseReply, Policy, Release,
-    Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError,
-    Subscription, Token, Wake, store::pause_millis, time::Moment,
+    CircuitPolicy, CircuitReply, CircuitRequest, DriverId, Exchange, ExchangeReply, HandOver, Id, Limit,
+    Listener, Member, Name, Observation, Operators, PauseReply, Policy, Release, Renewal, Renewed, Reply,
+    Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError, Subscription, Token, Wake,
+    store::pause_millis, time::Moment,
 };
 
 use crate::{
