@@ -417,3 +417,47 @@ async fn un_3_a_full_server_keeps_and_frees_what_a_circuit_has_and_takes_nothing
         assert!(matches!(reply.body.did[0], CircuitDid::Renewed(Some(_))));
     }
 }
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn what_a_request_costs_the_server() {
+    for scripts in [false, true] {
+        let lab = Lab::with(scripts).await;
+        for (name, kind, processes, runs) in [
+            ("Consecutive, 1 process", 0, 1, 3),
+            ("Consecutive, 256 processes", 0, 256, 3),
+            ("Count of 1,000, 1 process", 1, 1, 3),
+            ("Count of 1,000, 256 processes", 1, 256, 3),
+            ("Count of 1,000, 256 processes, 40 runs", 1, 256, 40),
+            ("Sampling of 60 s, 1 process", 2, 1, 3),
+            ("Sampling of 60 s, 256 processes", 2, 256, 3),
+            ("Custom of 1,000, 256 processes, and the recent", 3, 256, 3),
+            ("Count of 1,000, 1 process, 1,000 runs", 1, 1, 1_000),
+            ("Consecutive, 1,000 processes", 0, 1_000, 3),
+        ] {
+            let id = Id::new(format!("{name} {scripts}")).unwrap();
+            let policy = policy(strategy_of(kind), Recovery::health_check(), 0, 3);
+            let generation =
+                lab.ask(&member(&id, 0, &policy), Vec::new()).await.unwrap().body.view.generation;
+            let mut at = (0, 0.0);
+            for step in 0..4_000_u64 {
+                if step == 2_000 {
+                    at = lab.runs();
+                }
+                lab.pass(if kind == 2 { 60 } else { 1 });
+                let run = |at: u64| if at % 3 == 2 { Run::failures(1) } else { Run::successes(1) };
+                let mut acts = vec![report(step + 1, generation, (0..runs).map(run).collect())];
+                if kind == 3 {
+                    acts.push(CircuitAct::Recent);
+                }
+                lab.ask(&member(&id, u128::from(step % processes), &policy), acts).await.unwrap();
+            }
+            let now = lab.runs();
+            #[allow(clippy::cast_precision_loss)] // thousands
+            let each = (now.1 - at.1) / (now.0 - at.0) as f64;
+            println!("{}: {name}: {each:.1} us", if scripts { "scripts" } else { "functions" });
+        }
+        let slow: Vec<redis::Value> = redis::cmd("SLOWLOG").arg("GET").query(&mut lab.connection()).unwrap();
+        println!("{} above 10 ms", slow.len());
+    }
+}

