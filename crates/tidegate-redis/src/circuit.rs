@@ -42,6 +42,10 @@ impl RedisStore {
         let own = known.stored(&member.policy);
         let mut base = known.base(&member.id, &own);
         let keys = [self.keys(&member.id).circuit()];
+        let renews =
+            |act: &CircuitAct| matches!(act, CircuitAct::Renew { .. } | CircuitAct::RenewTrial { .. });
+        let only_renews = !request.acts.is_empty() && request.acts.iter().all(renews);
+        let lane = if only_renews { Lane::Renewals } else { Lane::Commands };
         for _ in 0..MOST_CHECKS {
             let refused = match &base {
                 Base::Own | Base::Unpinned => None,
@@ -49,7 +53,7 @@ impl RedisStore {
             };
             let bytes = write(member.driver, request, &own, &base, refused.is_some());
             let script = &self.shared.scripts().circuit;
-            let answer = self.run(script, &keys, &bytes, Lane::Commands).await?;
+            let answer = self.run(script, &keys, &bytes, lane).await?;
             match reply::read(&answer)? {
                 Said::Unchecked(pinned) => base = known.learn(&member.id, &own, pinned)?,
                 Said::Done(_) if let Some(refused) = refused => return Err(refused),

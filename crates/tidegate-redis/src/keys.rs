@@ -68,3 +68,25 @@ impl Keys {
 pub(crate) fn driver_name(driver: DriverId) -> String {
     format!("{:032x}", driver.0)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn st_20_an_id_is_known_by_its_key_and_by_that_of_its_circuit_alone() {
+        let id = Id::new("an id:c").unwrap();
+        let keys = Keys::of("p", &id);
+        for key in [keys.main(), keys.circuit()] {
+            assert_eq!(Keys::id("p", &key), Some(id.clone()));
+            assert_eq!(Keys::id("q", &key), None);
+        }
+        let rule = RuleKey::from("named:r");
+        for identity in ["c", "}", "}:c", "{x}:c", ":{x}"] {
+            let identity = Identity::new(identity).unwrap();
+            assert_eq!(Keys::id("p", &keys.identity(&rule, &identity)), None);
+        }
+        assert_eq!(Keys::id("p", &keys.answer(DriverId(0xc))), None);
+    }
+}
