@@ -104,6 +104,10 @@ fn strategy_of(kind: usize) -> Strategy {
         2 => Strategy::Sampling { threshold: 0.7, duration: minute, minimum_calls: 2_000 },
         3 => Strategy::Custom { keep: 1_000 },
         4 => Strategy::Count { threshold: 0.6, size: 77, minimum_calls: 70 },
+        // These seldom open, so that much is kept.
+        6 => Strategy::Count { threshold: 0.6, size: 1_000, minimum_calls: 1_000 },
+        7 => Strategy::Sampling { threshold: 0.6, duration: minute, minimum_calls: 2_000 },
+        8 => Strategy::Sampling { threshold: 0.6, duration: Duration::from_secs(5), minimum_calls: 2_000 },
         _ => Strategy::Sampling { threshold: 0.6, duration: Duration::from_secs(4), minimum_calls: 10 },
     }
 }
@@ -121,13 +125,12 @@ fn member(id: &Id, driver: u128, policy: &Arc<CircuitPolicy>) -> CircuitMember {
     CircuitMember { id: id.clone(), driver, policy: Arc::clone(policy), on_superseded: OnSuperseded::Adopt }
 }
 
-fn random_batch(random: &mut fastrand::Rng) -> Batch {
+fn random_batch(random: &mut fastrand::Rng, bad: u32) -> Batch {
     let runs = match random.u32(0..10) {
         0 => random.usize(300..=1_000),
         1 => 0,
         _ => random.usize(1..6),
     };
-    let bad = random.u32(1..10);
     let run = |random: &mut fastrand::Rng| {
         let times = if random.u32(0..30) == 0 { random.u32(1..=1_000_000) } else { random.u32(1..4) };
         if random.u32(0..10) < bad { Run::failures(times) } else { Run::successes(times) }
@@ -140,7 +143,8 @@ async fn agrees(lab: &Lab, seed: u64, steps: usize) {
     let mut random = fastrand::Rng::with_seed(seed);
     let id = Id::new(format!("id {seed}")).unwrap();
     let mut model = IdModel::default();
-    let kind = random.usize(0..6);
+    let kind = random.usize(0..9);
+    let is_calm = kind > 5;
     let recovery = if random.bool() {
         Recovery::HealthCheck {
             check_timeout: Duration::from_secs(1),
@@ -157,23 +161,26 @@ async fn agrees(lab: &Lab, seed: u64, steps: usize) {
     for step in 0..steps {
         // Sometimes all at one moment, so that samples are shared, or crowded.
         match random.u32(0..12) {
-            0..6 => {}
-            6..11 => lab.pass(random.u64(0..150)),
+            0..4 => {}
+            4..11 => lab.pass(random.u64(0..if is_calm { 30 } else { 150 })),
+            _ if is_calm && random.u32(0..30) > 0 => lab.pass(1),
             _ if random.u32(0..40) == 0 => {
                 lab.clock.fetch_sub(random.u64(1..9_000), Ordering::SeqCst);
             }
             _ => lab.pass(random.u64(0..4_000)),
         }
         if random.u32(0..400) == 0 {
-            let strategy = strategy_of(random.usize(0..6));
+            let strategy = strategy_of(if is_calm { kind } else { random.usize(0..6) });
             own = policy(strategy, recovery, own.revision() + 1, [1, 3, 500][random.usize(0..3)]);
         }
         let who = member(&id, random.u128(0..processes), &own);
+        // Long enough that all of a window is of one kind.
+        let bad = if is_calm { [3, 9][step / 1_200 % 2] } else { random.u32(1..10) };
         let act = |random: &mut fastrand::Rng, number: &mut u64| match random.u32(0..30) {
             0..18 => {
                 *number += 1;
                 let number = number.saturating_sub(u64::from(random.u32(0..9) == 0));
-                CircuitAct::Report { number, generation, batch: random_batch(random) }
+                CircuitAct::Report { number, generation, batch: random_batch(random, bad) }
             }
             18 => CircuitAct::Recent,
             19 => CircuitAct::Open { generation },
@@ -217,7 +224,7 @@ async fn agrees(lab: &Lab, seed: u64, steps: usize) {
                 _ => {}
             }
         }
-        if random.u32(0..60) == 0 || reply.body.view.is_open() && random.u32(0..12) == 0 {
+        if !is_calm && random.u32(0..60) == 0 || reply.body.view.is_open() && random.u32(0..12) == 0 {
             let position = if reply.body.view.is_open() { Position::Closed } else { Position::Open };
             let theirs = lab.store.operators().unwrap().set_circuit(&id, position).await;
             assert_eq!(theirs, model.set_circuit(clock, position), "seed {seed}, step {step}");
