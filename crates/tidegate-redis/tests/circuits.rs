@@ -258,6 +258,80 @@ async fn st_16_circuits_of_any_size_are_as_the_model_without_functions() {
     agree(true).await;
 }
 
+/// Reports of one run each, `report` says of whom, on the store and on the model. Gives how many were dropped, and opened it.
+async fn reports_agree(
+    lab: &Lab,
+    id: &str,
+    policy: &Arc<CircuitPolicy>,
+    steps: u64,
+    mut next: impl FnMut(&Lab) -> (u128, u64, Run),
+) -> (u32, u32) {
+    let (id, mut model) = (Id::new(id).unwrap(), IdModel::default());
+    let (mut generation, mut dropped, mut opened) = (0, 0, 0);
+    for step in 0..steps {
+        let (driver, number, run) = next(lab);
+        let who = member(&id, driver, policy);
+        let request = CircuitRequest { acts: vec![report(number, generation, vec![run])] };
+        let clock = Moment::from_millis(lab.now());
+        let theirs = lab.store.circuit(&who, &request).await;
+        let ours = model.circuit(clock, &who, &request);
+        assert_eq!(theirs, ours, "{id}, step {step}");
+        let ours = ours.unwrap().body;
+        generation = ours.view.generation;
+        dropped += u32::from(ours.did[0] == CircuitDid::Reported(Reported::Dropped));
+        if ours.view.is_open() {
+            opened += 1;
+            let theirs = lab.store.operators().unwrap().set_circuit(&id, Position::Closed).await;
+            let ours = model.set_circuit(clock, Position::Closed);
+            assert_eq!(theirs, ours);
+            generation += 1;
+        }
+    }
+    (dropped, opened)
+}
+
+#[tokio::test]
+async fn cb_1_samples_are_shared_where_they_are_crowded_as_in_the_model() {
+    let lab = Lab::start().await;
+    let seed =
+        std::env::var("TIDEGATE_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let strategy =
+        Strategy::Sampling { threshold: 0.5, duration: Duration::from_secs(1), minimum_calls: 700 };
+    let policy = policy(strategy, Recovery::health_check(), 0, 1);
+    let mut opened = 0;
+    for round in 0..4 {
+        // The share of failures is now and then just what opens, or one less.
+        let next = |lab: &Lab| {
+            lab.pass(1);
+            let fails = random.u32(0..100) < 47;
+            (1, lab.now(), if fails { Run::failures(1) } else { Run::successes(1) })
+        };
+        opened += reports_agree(&lab, &format!("crowded {round}"), &policy, 3_000, next).await.1;
+    }
+    println!("{opened} opened");
+}
+
+#[tokio::test]
+async fn cb_9_of_too_many_processes_those_are_told_apart_that_the_model_does() {
+    let lab = Lab::start().await;
+    let seed =
+        std::env::var("TIDEGATE_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let policy = policy(Strategy::Custom { keep: 10 }, Recovery::health_check(), 0, 1);
+    // Each says the same again and again: it counts once, and once more whenever the process was forgotten.
+    let next = |lab: &Lab| {
+        lab.pass(random.u64(0..3));
+        let run = if random.u32(0..3) == 0 { Run::failures(1) } else { Run::successes(1) };
+        (random.u128(0..1_100), 1, run)
+    };
+    let (dropped, _) = reports_agree(&lab, "too many", &policy, 6_000, next).await;
+    // Some were forgotten, and most were not.
+    assert!((3_000..6_000 - 1_100).contains(&dropped), "{dropped}");
+}
+
 fn failing() -> Arc<CircuitPolicy> {
     policy(Strategy::Consecutive { threshold: 2 }, Recovery::health_check(), 0, 1)
 }
