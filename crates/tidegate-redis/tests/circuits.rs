@@ -305,12 +305,12 @@ async fn cb_1_samples_are_shared_where_they_are_crowded_as_in_the_model() {
         // The share of failures is now and then just what opens, or one less.
         let next = |lab: &Lab| {
             lab.pass(1);
-            let fails = random.u32(0..100) < 47;
+            let fails = random.u32(0..100) < 49;
             (1, lab.now(), if fails { Run::failures(1) } else { Run::successes(1) })
         };
         opened += reports_agree(&lab, &format!("crowded {round}"), &policy, 3_000, next).await.1;
     }
-    println!("{opened} opened");
+    assert!(opened > 1, "{opened}");
 }
 
 #[tokio::test]
@@ -323,7 +323,10 @@ async fn cb_9_of_too_many_processes_those_are_told_apart_that_the_model_does() {
     let policy = policy(Strategy::Custom { keep: 10 }, Recovery::health_check(), 0, 1);
     // Each says the same again and again: it counts once, and once more whenever the process was forgotten.
     let next = |lab: &Lab| {
-        lab.pass(random.u64(0..3));
+        // Many at one moment, so that nothing but their numbers tells them apart.
+        if random.u32(0..50) == 0 {
+            lab.pass(80);
+        }
         let run = if random.u32(0..3) == 0 { Run::failures(1) } else { Run::successes(1) };
         (random.u128(0..1_100), 1, run)
     };
