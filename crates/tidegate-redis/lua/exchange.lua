@@ -147,17 +147,6 @@ function M.asks_for_leases()
   return false
 end
 
--- Whether the request was checked against another policy than the one that is to decide.
-function M.is_unchecked()
-  if M.P and M.fields.d ~= R.base then
-    M.check_policy()
-    return true
-  elseif M.P then
-    return false
-  end
-  return R.base ~= '' or not R.offered
-end
-
 function M.remember(answer)
   -- Where nothing is kept of the id, nothing was done that must not be done twice.
   if not R.number or M.S.epoch == 0 then
@@ -202,7 +191,7 @@ function M.exchange(takes_memory)
   end
   local lost = R.known and M.restore_step()
   local asks = M.asks_for_leases()
-  if R.depends and M.is_unchecked() then
+  if R.depends and M.is_unchecked(R.base, R.offered) then
     return cmsgpack.pack({ 1, M.P and M.fields.p })
   end
   local held = M.S.held

@@ -1,25 +1,29 @@
--- FORGET: drops all that is kept of an id, unless leases live.
+-- FORGET: drops all that is kept of an id and of its circuit, unless leases live.
 --
--- KEYS  1 the id    ARGV  1 nothing
+-- KEYS  1 the id, 2 its circuit    ARGV  1 nothing
 -- reply { 0, head, leases that live, whether there was anything } packed
 
 return M.step(function()
+  C.begin(KEYS[2])
+  local held = (M.S.leads_until > M.now and 1 or 0) + #C.trials()
+  local there = M.S.generation > 0
+  C.finish(true)
+  -- What makes no sense from here on is no fault of the circuit.
+  local circuit = table.remove(KEYS)
   M.begin()
   while M.P do
-    local held = M.S.held
+    local before = M.S.held
     M.sweep_leases()
-    if M.S.held == held then
+    if M.S.held == before then
       break
     end
   end
-  local there = M.S.epoch > 0
-  local held = M.S.held
-  if held == 0 then
-    if there then
-      M.forget_all()
-    end
-  else
+  held, there = held + M.S.held, there or M.S.epoch > 0
+  if held > 0 then
     M.finish(true)
+  elseif there then
+    M.ask('DEL', circuit)
+    M.forget_all()
   end
   return cmsgpack.pack({ 0, M.head(), held, there and 1 or 0 })
 end)

@@ -12,7 +12,7 @@ local register = redis.register_function
 local KEYS, ARGV
 local redis, struct, cmsgpack, string, math, table, unpack, pcall, error, type, ipairs, pairs, next, tonumber, tostring
 
-local M = { is_library = true }
+local M, C = { is_library = true }, {}
 
 -- A function of the library: the server hands over its keys and arguments.
 local function called(run)

@@ -18,6 +18,9 @@ local M = setmetatable({ is_library = false }, {
   end,
 })
 
+-- The same for what is of circuits alone.
+local C = setmetatable({}, getmetatable(M))
+
 function M.more(part)
   later[#later + 1] = part
 end

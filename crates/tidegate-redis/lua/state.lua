@@ -1,65 +1,8 @@
--- STATE: what is kept of an id, read once, changed in memory, and written at the end.
+-- STATE: what is kept of an id, without its circuit.
 --
--- Nothing is written before everything is decided, so a step that fails has changed nothing.
+-- S.epoch is 0 where there is none.
 
-local LAYOUT <const> = 1
-local PIN_TTL <const> = 2592000000
-local DAY <const> = 86400000
-local EXACT <const> = 9007199254740992
-local LAST <const> = 9007199254740991
-local BEHIND_US <const> = 1000000
-local MOST_POLICIES <const> = 16
-
--- Asks the server; a refusal ends the step.
-function M.ask(...)
-  local answer = redis.pcall(...)
-  if type(answer) == 'table' and answer.err then
-    error({ refused = answer.err })
-  end
-  return answer
-end
-
-function M.corrupt(what)
-  error({ corrupt = what })
-end
-
--- A field as it is; false where it is absent.
-function M.get(field)
-  local fields = M.fields
-  local value = fields[field]
-  if value == nil then
-    value = M.ask('HGET', M.key, field)
-    fields[field] = value
-  end
-  return value
-end
-
--- Reads many fields at once.
-function M.fetch(names)
-  local fields, wanted, count = M.fields, {}, 0
-  for at = 1, #names do
-    local name = names[at]
-    if fields[name] == nil then
-      count = count + 1
-      wanted[count] = name
-    end
-  end
-  for from = 1, count, 4000 do
-    local to = math.min(from + 3999, count)
-    local values = M.ask('HMGET', M.key, unpack(wanted, from, to))
-    for at = from, to do
-      fields[wanted[at]] = values[at - from + 1]
-    end
-  end
-end
-
-function M.put(field, value)
-  M.fields[field] = value
-  M.changed[field] = value
-end
-
--- The state proper: S.epoch is 0 where there is none. P is the pinned policy, false where there is none.
--- The moment in microseconds of the store's clock, in milliseconds of the id's own, and how far that was set back.
+-- The state proper. The moment in microseconds of the store's clock, in milliseconds of the id's own, and how far that was set back.
 --
 -- Moments are kept in milliseconds of the id's own time: that of the store, plus `offset`, which grows when the store's
 -- clock is set back. So what was kept never has to be moved.
@@ -113,23 +56,16 @@ end
 --
 -- A rule is { key, algorithm, limit, interval, burst, n, d, name, scope }; a class is { name, ppm }.
 --
--- What was read is never changed. A library meets the same few again and again, so some of them are kept.
-M.policies, M.policies_kept = {}, 0
-
-function M.read_policy(blob)
-  local known = M.policies[blob]
-  if known then
-    return known
-  elseif M.policies_kept == MOST_POLICIES then
-    M.policies, M.policies_kept = {}, 0
-  end
-  local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(cmsgpack.unpack(blob), 1, 7)
-  known = {
+function M.policy_of(parts)
+  local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(parts, 1, 7)
+  return {
     revision = revision, ttl = ttl, safe_start = safe_start, fixed = fixed, adaptive = adaptive, classes = classes,
     rules = rules, leased = fixed ~= false or adaptive ~= false,
   }
-  M.policies[blob], M.policies_kept = known, M.policies_kept + 1
-  return known
+end
+
+function M.read_policy(blob)
+  return M.known_policy(blob, M.policy_of)
 end
 
 -- The number of a class, from 1; jobs without one are the last. Nil where the policy has no such class.
@@ -206,23 +142,6 @@ function M.load_state()
   end
 end
 
--- Settles what now is.
-function M.settle_clock()
-  local S, given = M.S, math.min(M.clock(), LAST)
-  M.stepped_back = 0
-  if S.last - given > BEHIND_US then
-    M.stepped_back = math.ceil((S.last - given) / 1000)
-    S.offset = S.offset + M.stepped_back
-    S.last = given
-  elseif S.last < given then
-    S.last = given
-  end
-  M.now_us = S.last
-  M.now = math.floor(S.last / 1000) + S.offset
-  -- Nothing that is promised for a time ends before it: that counts from the next whole millisecond.
-  M.from_now = math.ceil(S.last / 1000) + S.offset
-end
-
 -- Keeps the key as long as its pin, its levels and its pause.
 function M.keep_alive()
   local until_ms = math.max(M.now + PIN_TTL, M.S.levels_until, M.S.paused_until)
@@ -233,8 +152,7 @@ function M.keep_alive()
   return nil
 end
 
--- Writes what was changed. Where it only gives back or keeps what is there (`frees`), a full server does it all the same: it
--- refuses a script at its first write alone, and only one that takes memory.
+-- Writes what was changed.
 function M.write(frees)
   if M.S.epoch == 0 then
     return
@@ -244,29 +162,7 @@ function M.write(frees)
     M.put('l', M.written_limit())
   end
   M.put('s', M.written_state())
-  local set, del, sets, dels = {}, {}, 0, 0
-  for field, value in pairs(M.changed) do
-    if value then
-      set[sets + 1], set[sets + 2] = field, value
-      sets = sets + 2
-    else
-      dels = dels + 1
-      del[dels] = field
-    end
-  end
-  M.changed = {}
-  if frees and not M.is_library then
-    M.ask('HDEL', M.key, 'x')
-  end
-  for from = 1, sets, 4000 do
-    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, sets)))
-  end
-  for from = 1, dels, 4000 do
-    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, dels)))
-  end
-  if ttl then
-    M.ask('PEXPIRE', M.key, string.format('%.0f', ttl))
-  end
+  M.write_fields(frees, ttl)
 end
 
 function M.limit_now()
@@ -288,25 +184,8 @@ function M.head()
   }
 end
 
--- Says something on a channel. From 7.0 on it goes where the keys are, and to no other server.
-function M.say(channel, message)
-  return M.ask((redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH', channel, message)
-end
-
--- Notes a change that all are told of, once it is written.
-function M.tell_all(message)
-  M.pushes[#M.pushes + 1] = message
-end
-
 function M.tell_limit()
   M.tell_all(string.format('limit %.0f %.0f', M.limit_now(), M.S.moved_at))
-end
-
-function M.publish()
-  for _, message in ipairs(M.pushes) do
-    M.say(M.key .. ':all', message)
-  end
-  M.pushes = {}
 end
 
 -- Notes a limit that is no longer what it was, later than any move that anyone can know of.

@@ -1,4 +1,4 @@
--- STEP: what every script does around what is its own.
+-- STEP: how a step on an id begins and ends.
 
 -- Whether a pin that was without use for long is forgotten. A level that is not at rest and a pause keep it.
 function M.is_outlived()
@@ -13,16 +13,9 @@ function M.is_outlived()
   return true
 end
 
--- Whether the policy is the one that was pinned.
-function M.check_policy()
-  if redis.sha1hex(M.fields.p) ~= M.fields.d then
-    M.corrupt('policy')
-  end
-end
-
 -- Reads the state, settles what now is, and sweeps.
 function M.begin()
-  M.key = KEYS[1]
+  M.key, M.channel, M.suspects = KEYS[1], KEYS[1] .. ':all', KEYS
   -- Cohorts, the new ones by their ends, and bits of slots. The levels that were looked at in this step, by the index of
   -- their rule or by their key. What is to be said.
   M.cohorts, M.joined, M.chunks, M.own, M.identities, M.pushes = {}, {}, {}, {}, {}, {}
@@ -72,35 +65,4 @@ function M.finish(frees)
   if next(M.identities) then
     M.write_identities()
   end
-end
-
--- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it.
-function M.step(decide, again)
-  local done, answer = pcall(decide)
-  if done then
-    return answer
-  end
-  if type(answer) ~= 'table' then
-    answer = { corrupt = tostring(answer) }
-  end
-  if answer.refused then
-    if again and string.find(answer.refused, 'OOM', 1, true) then
-      return M.step(again)
-    elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
-      return { err = answer.refused }
-    end
-    answer.corrupt = answer.refused
-  end
-  if answer.layout then
-    return cmsgpack.pack({ 3, answer.layout })
-  end
-  if not answer.corrupt then
-    return { err = tostring(answer.err or 'unknown') }
-  end
-  -- All that was looked at: what made no sense may be beside the id's own key.
-  local cleared = redis.pcall('DEL', unpack(KEYS))
-  if type(cleared) == 'table' and cleared.err then
-    return cleared
-  end
-  return cmsgpack.pack({ 4, tostring(answer.corrupt) })
 end

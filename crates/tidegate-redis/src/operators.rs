@@ -9,7 +9,7 @@ use std::{
 
 use tidegate_core::{
     Answer, Cause, Head, Id, Invalid, LeaseView, Name, Operators, Owner, Page, Policy, Reply, RuleLevel,
-    Snapshot, StoreError, Token, store::page_size, time::EXACT,
+    Snapshot, StoreError, Token, circuit::Position, store::page_size, time::EXACT,
 };
 
 use crate::{
@@ -17,9 +17,10 @@ use crate::{
     keys::Keys,
     pack::{Packer, Reader},
     policy::Stored,
-    reply::many,
+    reply::{self, many},
     request::write_offer,
-    wire::lock,
+    store::done,
+    wire::{Lane, lock},
 };
 
 impl Operators for RedisStore {
@@ -54,23 +55,25 @@ impl Operators for RedisStore {
             let script = &self.shared.scripts().snapshot;
             let reply = self.simple(script, id, Vec::new(), read_snapshot).await?;
             let head = reply.head;
-            let body = match reply.body {
-                None => None,
-                Some(seen) => Some(Snapshot {
-                    id: id.clone(),
-                    epoch: head.epoch,
-                    by_class: by_class(&seen),
-                    rules: levels(&seen),
-                    policy: seen.policy,
-                    limit: head.limit,
-                    held: seen.held,
-                    resting: seen.resting,
-                    waiting: seen.waiting,
-                    paused_ms: head.paused_ms,
-                    circuit: None,
-                }),
+            let circuit = self.circuit_snapshot(id).await?;
+            if reply.body.is_none() && circuit.is_none() {
+                return Ok(Reply { head, body: None });
+            }
+            let seen = reply.body.unwrap_or_default();
+            let body = Snapshot {
+                id: id.clone(),
+                epoch: head.epoch,
+                by_class: by_class(&seen),
+                rules: levels(&seen),
+                policy: seen.policy,
+                limit: head.limit,
+                held: seen.held,
+                resting: seen.resting,
+                waiting: seen.waiting,
+                paused_ms: head.paused_ms,
+                circuit,
             };
-            Ok(Reply { head, body })
+            Ok(Reply { head, body: Some(body) })
         })
     }
 
@@ -123,7 +126,7 @@ impl Operators for RedisStore {
     fn replace_policy<'a>(&'a self, id: &'a Id, policy: Arc<Policy>) -> Answer<'a, ()> {
         Box::pin(async move {
             let mut packer = Packer::default();
-            write_offer(&mut packer, &self.shared.stored(&policy));
+            write_offer(&mut packer, &self.shared.policies.stored(&policy));
             let script = &self.shared.scripts().replace_policy;
             self.simple(script, id, packer.done(), |reader| {
                 if reader.absent()? {
@@ -142,18 +145,27 @@ impl Operators for RedisStore {
         })
     }
 
+    fn set_circuit<'a>(&'a self, id: &'a Id, position: Position) -> Answer<'a, bool> {
+        Box::pin(self.move_circuit(id, position))
+    }
+
     fn forget<'a>(&'a self, id: &'a Id) -> Answer<'a, bool> {
         Box::pin(async move {
-            self.simple(&self.shared.scripts().forget, id, Vec::new(), |reader| match reader.small()? {
-                0 => reader.flag(),
+            let keys = self.keys(id);
+            let keys = [keys.main(), keys.circuit()];
+            let answer = self.run(&self.shared.scripts().forget, &keys, &[], Lane::Commands).await?;
+            let mut reader = done(&answer)?;
+            let head = reply::head(&mut reader)?;
+            match reader.small()? {
+                0 => Ok(Reply { head, body: reader.flag()? }),
                 held => Err(StoreError::LeasesLive { held }),
-            })
-            .await
+            }
         })
     }
 }
 
-/// How an id stands, as the script says it.
+/// How an id stands without its circuit, as the script says it.
+#[derive(Default)]
 struct Seen {
     policy: Option<Arc<Policy>>,
     held: u32,
@@ -168,7 +180,7 @@ fn read_snapshot(reader: &mut Reader<'_>) -> Result<Option<Seen>, StoreError> {
         return Ok(None);
     }
     reader.array_of(6)?;
-    let policy = if reader.absent()? { None } else { Some(Stored::read(reader.bytes()?)?.policy) };
+    let policy = if reader.absent()? { None } else { Some(Stored::<Policy>::read(reader.bytes()?)?.policy) };
     Ok(Some(Seen {
         policy,
         held: reader.small()?,

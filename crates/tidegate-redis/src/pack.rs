@@ -29,6 +29,12 @@ impl Packer {
         self
     }
 
+    /// A number that may be below 0.
+    pub(crate) fn signed(&mut self, number: i64) -> &mut Self {
+        let _ = encode::write_sint(&mut self.0, number);
+        self
+    }
+
     /// The number that stands for none.
     pub(crate) fn no_number(&mut self) -> &mut Self {
         let _ = encode::write_sint(&mut self.0, -1);

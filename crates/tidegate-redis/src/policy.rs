@@ -8,7 +8,7 @@ use std::{
 
 use sha1_smol::Sha1;
 use tidegate_core::{
-    Bound, Class, Policy, Rule, SafeStart, StoreError,
+    Bound, Class, Id, Policy, Rule, SafeStart, StoreError,
     limit::{Aimd, Growth, LimitPolicy},
     policy::CheckedClass,
     rule::Algorithm,
@@ -17,38 +17,50 @@ use tidegate_core::{
 
 use crate::pack::{Packer, Reader};
 
+/// A policy of either kind, as it is written and read.
+pub(crate) trait Storable: Sized {
+    fn revision(&self) -> u32;
+    fn encode(&self) -> Vec<u8>;
+    fn decode(bytes: &[u8]) -> Result<Self, StoreError>;
+}
+
 /// A policy with the bytes that are stored, and their digest.
 #[derive(Debug)]
-pub(crate) struct Stored {
-    pub(crate) policy: Arc<Policy>,
+pub(crate) struct Stored<P> {
+    pub(crate) policy: Arc<P>,
     pub(crate) bytes: Vec<u8>,
     pub(crate) digest: String,
 }
 
-impl Stored {
-    fn of(policy: &Arc<Policy>) -> Self {
-        let bytes = encode(policy);
+impl<P: Storable> Stored<P> {
+    fn of(policy: &Arc<P>) -> Self {
+        let bytes = policy.encode();
         let digest = Sha1::from(&bytes).digest().to_string();
         Self { policy: Arc::clone(policy), bytes, digest }
     }
 
     /// Reads what is stored.
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
-        let policy = Arc::new(decode(bytes)?);
+        let policy = Arc::new(P::decode(bytes)?);
         let digest = Sha1::from(bytes).digest().to_string();
         Ok(Self { policy, bytes: bytes.to_vec(), digest })
     }
 }
 
 /// The policies of this process, written out once each, by their addresses.
-#[derive(Default)]
-pub(crate) struct Shelf(Mutex<HashMap<usize, Arc<Stored>>>);
+pub(crate) struct Shelf<P>(Mutex<HashMap<usize, Arc<Stored<P>>>>);
+
+impl<P> Default for Shelf<P> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
 
 /// With more than this on the shelf, those that nobody else has any more are taken off.
 const MANY: usize = 256;
 
-impl Shelf {
-    pub(crate) fn stored(&self, policy: &Arc<Policy>) -> Arc<Stored> {
+impl<P: Storable> Shelf<P> {
+    pub(crate) fn stored(&self, policy: &Arc<P>) -> Arc<Stored<P>> {
         let address = Arc::as_ptr(policy).addr();
         let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stored) = shelf.get(&address) {
@@ -60,6 +72,121 @@ impl Shelf {
         let stored = Arc::new(Stored::of(policy));
         shelf.insert(address, Arc::clone(&stored));
         stored
+    }
+}
+
+/// What the state of an id, or of a circuit, is thought to be pinned to.
+#[derive(Debug)]
+pub(crate) enum Base<P> {
+    /// The member's own policy.
+    Own,
+    /// Nothing.
+    Unpinned,
+    /// Another policy.
+    Pinned(Arc<Stored<P>>),
+}
+
+impl<P> Clone for Base<P> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Own => Self::Own,
+            Self::Unpinned => Self::Unpinned,
+            Self::Pinned(pinned) => Self::Pinned(Arc::clone(pinned)),
+        }
+    }
+}
+
+impl<P: Storable> Base<P> {
+    /// The digest of the policy that a request is checked against.
+    pub(crate) fn digest<'a>(&'a self, own: &'a Stored<P>) -> &'a str {
+        match self {
+            Self::Own => &own.digest,
+            Self::Unpinned => "",
+            Self::Pinned(pinned) => &pinned.digest,
+        }
+    }
+
+    /// Whether the member's own policy is to be pinned.
+    pub(crate) fn takes(&self, own: &Stored<P>) -> bool {
+        match self {
+            Self::Own => false,
+            Self::Unpinned => true,
+            Self::Pinned(pinned) => own.policy.revision() > pinned.policy.revision(),
+        }
+    }
+}
+
+/// The policies of this process, and what other processes have pinned.
+pub(crate) struct Known<P> {
+    shelf: Shelf<P>,
+    /// Ids that are pinned to another policy than a member's own, as far as was seen.
+    pins: Mutex<HashMap<Id, Arc<Stored<P>>>>,
+}
+
+impl<P> Default for Known<P> {
+    fn default() -> Self {
+        Self { shelf: Shelf::default(), pins: Mutex::default() }
+    }
+}
+
+/// How many ids are kept in mind.
+pub(crate) const MOST_KEPT: usize = 10_000;
+
+impl<P: Storable> Known<P> {
+    pub(crate) fn stored(&self, policy: &Arc<P>) -> Arc<Stored<P>> {
+        self.shelf.stored(policy)
+    }
+
+    /// What the id is pinned to, as far as was seen.
+    pub(crate) fn base(&self, id: &Id, own: &Stored<P>) -> Base<P> {
+        let pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        match pins.get(id) {
+            Some(pinned) if pinned.digest != own.digest => Base::Pinned(Arc::clone(pinned)),
+            _ => Base::Own,
+        }
+    }
+
+    /// Takes in what the id is pinned to, as it was answered.
+    pub(crate) fn learn(
+        &self,
+        id: &Id,
+        own: &Stored<P>,
+        pinned: Option<&[u8]>,
+    ) -> Result<Base<P>, StoreError> {
+        let pinned = pinned.map(Stored::read).transpose()?;
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(match pinned {
+            None => {
+                pins.remove(id);
+                Base::Unpinned
+            }
+            Some(pinned) if pinned.digest == own.digest => {
+                pins.remove(id);
+                Base::Own
+            }
+            Some(pinned) => {
+                if pins.len() >= MOST_KEPT {
+                    pins.clear();
+                }
+                let pinned = Arc::new(pinned);
+                pins.insert(id.clone(), Arc::clone(&pinned));
+                Base::Pinned(pinned)
+            }
+        })
+    }
+}
+
+impl Storable for Policy {
+    fn revision(&self) -> u32 {
+        self.revision()
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, StoreError> {
+        decode(bytes)
     }
 }
 
@@ -164,7 +291,7 @@ fn read_rule(reader: &mut Reader<'_>) -> Result<Rule, StoreError> {
     Ok(rule)
 }
 
-fn fraction(ppm: u32) -> f64 {
+pub(crate) fn fraction(ppm: u32) -> f64 {
     f64::from(ppm) / 1_000_000.0
 }
 
@@ -184,6 +311,6 @@ const fn growth_number(growth: Growth) -> u64 {
     }
 }
 
-fn corrupt(what: &str) -> StoreError {
+pub(crate) fn corrupt(what: &str) -> StoreError {
     StoreError::unavailable(Cause::Corrupt, format!("the stored policy: {what}"))
 }

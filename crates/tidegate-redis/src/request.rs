@@ -14,7 +14,7 @@ use tidegate_core::{
 use crate::{
     keys::{Keys, driver_name},
     pack::Packer,
-    policy::Stored,
+    policy::{Base, Storable, Stored},
 };
 
 /// What is asked for.
@@ -28,17 +28,6 @@ pub(crate) enum What {
     Renew,
     /// A hand-over.
     HandOver,
-}
-
-/// What an id's state is thought to be pinned to.
-#[derive(Clone, Debug)]
-pub(crate) enum Base {
-    /// The member's own policy.
-    Own,
-    /// Nothing.
-    Unpinned,
-    /// Another policy.
-    Pinned(Arc<Stored>),
 }
 
 /// An acquire of either kind.
@@ -140,7 +129,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn of(member: &Member, own: &Stored, base: &Base, keys: &Keys, parts: &Parts<'_>) -> Self {
+    pub(crate) fn of(
+        member: &Member,
+        own: &Stored<Policy>,
+        base: &Base<Policy>,
+        keys: &Keys,
+        parts: &Parts<'_>,
+    ) -> Self {
         let deciding = match base {
             Base::Own | Base::Unpinned => Ok(Arc::clone(&member.policy)),
             Base::Pinned(pinned) => member.deciding(Some(&pinned.policy)),
@@ -168,8 +163,8 @@ impl Request {
     fn write(
         &mut self,
         member: &Member,
-        own: &Stored,
-        base: &Base,
+        own: &Stored<Policy>,
+        base: &Base<Policy>,
         parts: &Parts<'_>,
         places: &mut Places<'_>,
     ) -> Vec<u8> {
@@ -225,15 +220,8 @@ impl Request {
             packer.some_text(queue.class.as_ref().map(Name::as_str));
             packer.number(queue.line.waiting.into()).number(queue.line.waited_ms);
         }
-        let (digest, offers) = match base {
-            Base::Own => (own.digest.as_str(), parts.restore.is_some()),
-            Base::Unpinned => ("", true),
-            Base::Pinned(pinned) => {
-                let newer = member.policy.revision() > pinned.policy.revision();
-                (pinned.digest.as_str(), newer || parts.restore.is_some())
-            }
-        };
-        packer.text(digest);
+        packer.text(base.digest(own));
+        let offers = base.takes(own) || parts.restore.is_some();
         if offers {
             write_offer(&mut packer, own)
         } else {
@@ -368,7 +356,7 @@ fn write_token(packer: &mut Packer, token: Token) {
     packer.some_number(given.then_some(token.slot.into())).number(token.fence).number(token.epoch.0);
 }
 
-pub(crate) fn write_offer<'a>(packer: &'a mut Packer, own: &Stored) -> &'a mut Packer {
+pub(crate) fn write_offer<'a, P: Storable>(packer: &'a mut Packer, own: &Stored<P>) -> &'a mut Packer {
     packer.array(3).bytes(&own.bytes).text(&own.digest).number(own.policy.revision().into())
 }
 

@@ -112,6 +112,9 @@ pub(crate) struct Scripts {
     pub(crate) set_limit: Script,
     pub(crate) replace_policy: Script,
     pub(crate) forget: Script,
+    pub(crate) circuit: Script,
+    pub(crate) set_circuit: Script,
+    pub(crate) circuit_snapshot: Script,
 }
 
 impl Scripts {
@@ -130,8 +133,8 @@ impl Scripts {
             Clock::Server => include_str!("../lua/clock.lua"),
             Clock::Argument => include_str!("../lua/clock_settable.lua"),
         };
+        let hash = [clock, include_str!("../lua/hash.lua")].concat();
         let first = [
-            clock,
             include_str!("../lua/state.lua"),
             include_str!("../lua/leases.lua"),
             include_str!("../lua/step.lua"),
@@ -148,8 +151,18 @@ impl Scripts {
         let exchange = include_str!("../lua/exchange.lua");
         let exchange_more = include_str!("../lua/exchange_more.lua");
         let step = include_str!("../lua/exchange_step.lua");
+        let circuit = include_str!("../lua/circuit.lua");
+        let circuit_request = include_str!("../lua/circuit_request.lua");
+        let circuit_step = include_str!("../lua/circuit_step.lua");
+        let circuit_more = [
+            include_str!("../lua/circuit_reporters.lua"),
+            include_str!("../lua/circuit_results.lua"),
+            include_str!("../lua/circuit_trials.lua"),
+            include_str!("../lua/circuit_carry.lua"),
+        ];
+        let circuits = [circuit, &circuit_more.concat(), circuit_request].concat();
         let library = Library::of(
-            &[&first, &more.concat(), request, exchange, exchange_more],
+            &[&hash, &first, &more.concat(), request, exchange, exchange_more, &circuits],
             &[
                 // A full server refuses a function as a whole, unless it is marked. So what only gives back, keeps or looks is.
                 ("exchange", step, false),
@@ -162,15 +175,25 @@ impl Scripts {
                 ("set_limit", include_str!("../lua/set_limit.lua"), true),
                 ("replace_policy", include_str!("../lua/replace_policy.lua"), false),
                 ("forget", include_str!("../lua/forget.lua"), true),
+                ("circuit", circuit_step, false),
+                ("circuit_full", include_str!("../lua/circuit_full.lua"), true),
+                ("set_circuit", include_str!("../lua/set_circuit.lua"), true),
+                ("circuit_snapshot", include_str!("../lua/circuit_snapshot.lua"), true),
             ],
         );
         let parts = include_str!("../lua/parts.lua");
         let later = |part: &str| format!("M.more(function()\n{part}\nend)\n");
         let more = more.map(later).concat();
-        let script = |name: &str, own: &str| {
-            Script::of(&[parts, &first, &more, own]).with(library.function(name, None))
+        let circuit_more = circuit_more.map(later).concat();
+        let of_circuits = |name: &str, own: &str| {
+            Script::of(&[parts, &hash, circuit, &circuit_more, own]).with(library.function(name, None))
         };
-        let exchange = Script::of(&[parts, &first, request, &more, &later(exchange_more), exchange, step]);
+        let script = |name: &str, own: &str| {
+            Script::of(&[parts, &hash, &first, &more, own]).with(library.function(name, None))
+        };
+        let exchange =
+            Script::of(&[parts, &hash, &first, request, &more, &later(exchange_more), exchange, step]);
+        let forget = [&more, circuit, &circuit_more, include_str!("../lua/forget.lua")].concat();
         Self {
             exchange: exchange.with(library.function("exchange", Some("exchange_full"))),
             pause: script("pause", include_str!("../lua/pause.lua")),
@@ -180,7 +203,11 @@ impl Scripts {
             evict: script("evict", include_str!("../lua/evict.lua")),
             set_limit: script("set_limit", include_str!("../lua/set_limit.lua")),
             replace_policy: script("replace_policy", include_str!("../lua/replace_policy.lua")),
-            forget: script("forget", include_str!("../lua/forget.lua")),
+            forget: Script::of(&[parts, &hash, &first, &forget]).with(library.function("forget", None)),
+            circuit: of_circuits("circuit", &[circuit_request, circuit_step].concat())
+                .with(library.function("circuit", Some("circuit_full"))),
+            set_circuit: of_circuits("set_circuit", include_str!("../lua/set_circuit.lua")),
+            circuit_snapshot: of_circuits("circuit_snapshot", include_str!("../lua/circuit_snapshot.lua")),
         }
     }
 }

@@ -8,19 +8,20 @@ use std::{
 
 use redis::Value;
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, DriverId, Exchange,
-    ExchangeReply, HandOver, Id, Limit, Listener, Member, Name, Observation, Operators, PauseReply, Release,
-    Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError,
-    Subscription, Token, Wake, store::pause_millis, time::Moment,
+    AcquireReply, AcquireRequest, Acquired, Answer, Capabilities, Capability, Cause, CircuitMember,
+    CircuitPolicy, CircuitReply, CircuitRequest, DriverId, Exchange, ExchangeReply, HandOver, Id, Limit,
+    Listener, Member, Name, Observation, Operators, PauseReply, Policy, Release, Renewal, Renewed, Reply,
+    Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError, Subscription, Token, Wake,
+    store::pause_millis, time::Moment,
 };
 
 use crate::{
-    RedisStore,
+    RedisStore, circuit,
     keys::Keys,
     pack::Reader,
-    policy::{Shelf, Stored},
+    policy::{Base, Known, MOST_KEPT},
     reply::{self, Said},
-    request::{Asked, Base, Parts, Request, What},
+    request::{Asked, Parts, Request, What},
     scripts::{Clock, Script, Scripts},
     wake::Handle,
     wire::{Call, Lane},
@@ -33,9 +34,8 @@ pub(crate) type TestClock = Arc<dyn Fn() -> Moment + Send + Sync>;
 pub(crate) struct Shared {
     scripts: &'static Scripts,
     clock: Option<TestClock>,
-    shelf: Shelf,
-    /// Ids that are pinned to another policy than a member's own, as far as was seen.
-    pins: Mutex<HashMap<Id, Arc<Stored>>>,
+    pub(crate) policies: Known<Policy>,
+    pub(crate) circuits: Known<CircuitPolicy>,
     /// The last numbered requests of each driver, as they were sent: a repeat has to be read as the first answer was.
     sent: Mutex<HashMap<(Id, DriverId), LastSent>>,
 }
@@ -46,14 +46,12 @@ type LastSent = [Option<Sent>; 2];
 /// A request under a number.
 struct Sent {
     number: u64,
-    base: Base,
+    base: Base<Policy>,
     request: Arc<Request>,
 }
 
-/// How many ids, and how many drivers, are kept in mind.
-const MOST_KEPT: usize = 10_000;
 /// How often a request is checked anew before that is taken for an endless loop.
-const MOST_CHECKS: usize = 16;
+pub(crate) const MOST_CHECKS: usize = 16;
 
 impl Shared {
     pub(crate) fn new(clock: Option<TestClock>) -> Self {
@@ -61,8 +59,8 @@ impl Shared {
         Self {
             scripts: Scripts::by(goes_by),
             clock,
-            shelf: Shelf::default(),
-            pins: Mutex::default(),
+            policies: Known::default(),
+            circuits: Known::default(),
             sent: Mutex::default(),
         }
     }
@@ -71,42 +69,8 @@ impl Shared {
         self.scripts
     }
 
-    pub(crate) fn stored(&self, policy: &Arc<tidegate_core::Policy>) -> Arc<Stored> {
-        self.shelf.stored(policy)
-    }
-
-    fn base(&self, id: &Id, own: &Stored) -> Base {
-        let pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        match pins.get(id) {
-            Some(pinned) if pinned.digest != own.digest => Base::Pinned(Arc::clone(pinned)),
-            _ => Base::Own,
-        }
-    }
-
-    fn learn(&self, id: &Id, own: &Stored, pinned: Option<Stored>) -> Base {
-        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        match pinned {
-            None => {
-                pins.remove(id);
-                Base::Unpinned
-            }
-            Some(pinned) if pinned.digest == own.digest => {
-                pins.remove(id);
-                Base::Own
-            }
-            Some(pinned) => {
-                if pins.len() >= MOST_KEPT {
-                    pins.clear();
-                }
-                let pinned = Arc::new(pinned);
-                pins.insert(id.clone(), Arc::clone(&pinned));
-                Base::Pinned(pinned)
-            }
-        }
-    }
-
     /// What was sent under this number already.
-    fn sent(&self, member: &Member, number: Option<u64>) -> Option<(Base, Arc<Request>)> {
+    fn sent(&self, member: &Member, number: Option<u64>) -> Option<(Base<Policy>, Arc<Request>)> {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let last = sent.get(&(member.id.clone(), member.driver))?;
         let same = last.iter().flatten().find(|sent| Some(sent.number) == number)?;
@@ -123,7 +87,7 @@ impl Shared {
         }
     }
 
-    fn note_sent(&self, member: &Member, number: Option<u64>, base: &Base, request: &Arc<Request>) {
+    fn note_sent(&self, member: &Member, number: Option<u64>, base: &Base<Policy>, request: &Arc<Request>) {
         let Some(number) = number else { return };
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         if sent.len() >= MOST_KEPT {
@@ -165,12 +129,12 @@ impl RedisStore {
     }
 
     async fn ask(&self, member: &Member, parts: &Parts<'_>) -> Result<Reply<ExchangeReply>, StoreError> {
-        let own = self.shared.stored(&member.policy);
+        let own = self.shared.policies.stored(&member.policy);
         let keys = self.keys(&member.id);
-        let mut base = self.shared.base(&member.id, &own);
+        let mut base = self.shared.policies.base(&member.id, &own);
         let lane = if parts.what == What::Renew { Lane::Renewals } else { Lane::Commands };
         let number = parts.sequence.map(|sequence| sequence.number);
-        let of = |base: &Base| Request::of(member, &own, base, &keys, parts);
+        let of = |base: &Base<Policy>| Request::of(member, &own, base, &keys, parts);
         // The same under the same number is a repeat.
         let again = self.shared.sent(member, number);
         let mut again = again.filter(|(base, request)| of(base).bytes == request.bytes);
@@ -191,12 +155,11 @@ impl RedisStore {
             match said {
                 Said::Done(reader) => return reply::exchange(reader, parts, &request),
                 Said::Unchecked(pinned) => {
-                    let pinned = pinned.map(Stored::read).transpose()?;
-                    base = self.shared.learn(&member.id, &own, pinned);
+                    base = self.shared.policies.learn(&member.id, &own, pinned)?;
                 }
             }
         }
-        Err(StoreError::unavailable(Cause::Broken, "the pinned policy does not stand still"))
+        Err(does_not_stand_still())
     }
 
     /// Looks at an id where a request is refused, as every store does before it refuses.
@@ -220,11 +183,13 @@ impl RedisStore {
         body: impl FnOnce(&mut Reader<'_>) -> Result<T, StoreError>,
     ) -> Result<Reply<T>, StoreError> {
         let answer = self.run(script, &[self.keys(id).main()], &argument, Lane::Commands).await?;
-        match reply::read(&answer)? {
-            Said::Done(mut reader) => Ok(Reply { head: reply::head(&mut reader)?, body: body(&mut reader)? }),
-            Said::Unchecked(_) => Err(StoreError::unavailable(Cause::Broken, "an answer of another kind")),
-        }
+        let mut reader = done(&answer)?;
+        Ok(Reply { head: reply::head(&mut reader)?, body: body(&mut reader)? })
     }
+}
+
+pub(crate) fn does_not_stand_still() -> StoreError {
+    StoreError::unavailable(Cause::Broken, "the pinned policy does not stand still")
 }
 
 /// Takes a part out of an answer; where it was refused, the whole is.
@@ -234,6 +199,14 @@ fn part<T>(
 ) -> Result<Reply<T>, StoreError> {
     let Reply { head, body } = reply;
     Ok(Reply { head, body: part(body)? })
+}
+
+/// What a script says that is not asked about a policy.
+pub(crate) fn done(answer: &[u8]) -> Result<Reader<'_>, StoreError> {
+    match reply::read(answer)? {
+        Said::Done(reader) => Ok(reader),
+        Said::Unchecked(_) => other_kind(),
+    }
 }
 
 fn other_kind<T>() -> Result<T, StoreError> {
@@ -247,6 +220,7 @@ impl Store for RedisStore {
             Capability::Adaptive,
             Capability::Scoped,
             Capability::Corrections,
+            Capability::Circuit,
             Capability::Operators,
             Capability::Epoch,
             Capability::Exchange,
@@ -325,6 +299,14 @@ impl Store for RedisStore {
         Box::pin(async move { self.ask(member, &Parts::of(exchange)).await })
     }
 
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        Box::pin(self.ask_circuit(member, request))
+    }
+
     fn pause<'a>(&'a self, id: &'a Id, length: Duration) -> Answer<'a, PauseReply> {
         Box::pin(async move {
             let length_ms = self.or_look(id, pause_millis(length)).await?;
@@ -394,6 +376,7 @@ fn read_push(payload: &[u8]) -> Option<(Wake, u32)> {
             moved_at: Moment::from_micros(words.next()?.parse().ok()?),
         }),
         "policy" => Wake::Policy { revision: words.next()?.parse().ok()? },
+        "circuit" => Wake::Circuit(circuit::read_news(words)?),
         _ => return None,
     };
     Some((wake, 1))

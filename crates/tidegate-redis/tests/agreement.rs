@@ -113,11 +113,17 @@ fn subject(servers: &Arc<Servers>) -> Subject {
             std::future::ready(())
         })
         .plant_layout(move |id, layout| {
-            let _: u32 = planted.ask(redis::cmd("HSET").arg(main(&id)).arg("v").arg(layout));
+            for key in [main(&id), main(&id) + ":c"] {
+                let _: u32 = planted.ask(redis::cmd("HSET").arg(key).arg("v").arg(layout));
+            }
             std::future::ready(())
         })
         .corrupt(move |id| {
-            let _: u32 = damaged.ask(redis::cmd("HSET").arg(corrupted(&id)).arg("s").arg("nonsense"));
+            for key in [corrupted(&id), corrupted(&id) + ":c"] {
+                if damaged.ask(redis::cmd("EXISTS").arg(&key)) {
+                    let _: u32 = damaged.ask(redis::cmd("HSET").arg(key).arg("s").arg("nonsense"));
+                }
+            }
             std::future::ready(())
         })
 }

@@ -14,11 +14,13 @@ use std::{
 
 use redis::Connection;
 use tidegate_core::{
-    Acquire, Acquired, Bound, Class, Costs, DriverId, Epoch, Exchange, Head, Id, Identity, Limit, Line,
-    Member, Name, OnSuperseded, Operators as _, Outcome, Owner, Policy, Queue, Release, Renewal, Restore,
-    Rule, ScopedJob, ScopedRequest, Sequence, Store as _, StoreError, Token,
+    Acquire, Acquired, Bound, CircuitMember, CircuitPolicy, CircuitRequest, Class, Costs, DriverId, Epoch,
+    Exchange, Head, Id, Identity, Limit, Line, Member, Name, OnSuperseded, Operators as _, Outcome, Owner,
+    Policy, Queue, Release, Renewal, Restore, Rule, ScopedJob, ScopedRequest, Sequence, Store as _,
+    StoreError, Token,
+    circuit::{Backoff, Batch, Election, Leader, Recovery, Run, Strategy, Trial, TrialPermit, Verdict},
     limit::{Aimd, Growth, LimitPolicy},
-    store::Cause,
+    store::{Cause, CircuitAct, CircuitDid, CircuitView},
     time::Moment,
 };
 use tidegate_fleet::servers::redis::{Options, Redis};
@@ -194,7 +196,7 @@ impl Damage {
     }
 }
 
-/// What is damaged: a key, or a field of the main hash.
+/// What is damaged: a key, or a field of a hash.
 #[derive(Clone, Debug)]
 enum Target {
     Key(Vec<u8>),
@@ -202,14 +204,24 @@ enum Target {
 }
 
 impl Target {
-    fn all(connection: &mut Connection, id: &Id) -> Vec<Self> {
+    /// All keys of an id, and all fields of the hash that its name and `hash` make.
+    fn all(connection: &mut Connection, id: &Id, hash: &str) -> Vec<Self> {
         let main = format!("tidegate:{{{id}}}");
         let mut keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg(format!("{main}*")).query(connection).unwrap();
         keys.sort();
-        let mut fields: Vec<Vec<u8>> = redis::cmd("HKEYS").arg(&main).query(connection).unwrap();
+        let hash = main + hash;
+        let mut fields: Vec<Vec<u8>> = redis::cmd("HKEYS").arg(&hash).query(connection).unwrap();
         fields.sort();
-        let fields = fields.into_iter().map(|field| Self::Field(main.clone().into_bytes(), field));
+        let fields = fields.into_iter().map(|field| Self::Field(hash.clone().into_bytes(), field));
         keys.into_iter().map(Self::Key).chain(fields).collect()
+    }
+
+    /// Whether it is a layout that now reads as a newer one, which is refused on purpose (ST-21).
+    fn is_newer_layout(&self, connection: &mut Connection) -> bool {
+        let Self::Field(key, field) = self else { return false };
+        let left: Option<Vec<u8>> = redis::cmd("HGET").arg(key).arg(field).query(connection).unwrap_or(None);
+        let layout = left.and_then(|left| String::from_utf8(left).ok()?.trim().parse::<f64>().ok());
+        field == b"v" && layout.is_some_and(|layout| layout > 1.0)
     }
 
     fn damage(&self, damage: Damage, connection: &mut Connection, random: &mut fastrand::Rng) -> String {
@@ -358,7 +370,7 @@ async fn case_17_each_key_and_field_is_deleted_or_overwritten_singly_while_work_
     let mut connection = lab.server.connection().unwrap();
     let first = Id::new("looked at").unwrap();
     lab.at_work(&first).await;
-    let parts = Target::all(&mut connection, &first).len();
+    let parts = Target::all(&mut connection, &first, "").len();
     assert!(parts > 20, "only {parts} parts are kept");
     let mut seen = Seen::default();
     let mut faults = Vec::new();
@@ -368,20 +380,15 @@ async fn case_17_each_key_and_field_is_deleted_or_overwritten_singly_while_work_
             for damage in DAMAGES {
                 let id = Id::new(format!("{round}.{part}.{damage:?}")).unwrap();
                 let mut drivers = lab.at_work(&id).await;
-                let all = Target::all(&mut connection, &id);
+                let all = Target::all(&mut connection, &id, "");
                 // Fences differ, and nothing else that is kept.
                 assert_eq!(all.len(), parts);
                 let what = all[part].damage(damage, &mut connection, &mut random);
-                if let Target::Field(key, field) = &all[part] {
+                if let Target::Field(_, field) = &all[part] {
                     names.insert(field.clone());
-                    let left: Option<Vec<u8>> =
-                        redis::cmd("HGET").arg(key).arg(field).query(&mut connection).unwrap_or(None);
-                    let layout =
-                        left.and_then(|left| String::from_utf8(left).ok()?.trim().parse::<f64>().ok());
-                    if *field == b"v" && layout.is_some_and(|layout| layout > 1.0) {
-                        // Another digit is another layout, which is refused on purpose (ST-21).
-                        continue;
-                    }
+                }
+                if all[part].is_newer_layout(&mut connection) {
+                    continue;
                 }
                 let outcome = lab.trial(&id, &mut drivers, &mut seen).await;
                 // A layout that reads as a newer one is refused as that, and left alone: it cannot be told from one.
@@ -402,4 +409,197 @@ async fn case_17_each_key_and_field_is_deleted_or_overwritten_singly_while_work_
     assert!(faults.is_empty(), "seed {seed}, {} faults:\n{}", faults.len(), faults.join("\n"));
     // What is damaged is mostly noticed, and what was lost was granted anew.
     assert!(seen.corruptions > seen.trials / 3, "{} of {}", seen.corruptions, seen.trials);
+}
+
+const PERMITS: u32 = 3;
+
+/// Circuits of three processes, each with a policy of its own kind.
+struct Circuits {
+    lab: Lab,
+    policies: [Arc<CircuitPolicy>; 3],
+}
+
+impl Circuits {
+    async fn start() -> Self {
+        let recovery = Recovery::HalfOpen { permits: PERMITS, permit_ttl: Duration::from_secs(2) };
+        let backoff = Backoff::Constant(Duration::from_millis(500));
+        let policies = [
+            Strategy::Consecutive { threshold: 20 },
+            Strategy::Count { threshold: 0.5, size: 100, minimum_calls: 20 },
+            Strategy::Sampling { threshold: 0.5, duration: Duration::from_secs(5), minimum_calls: 20 },
+        ]
+        .map(|strategy| {
+            let draft = CircuitPolicy::draft(strategy, recovery, backoff).min_reporters(2);
+            Arc::new(draft.check().unwrap())
+        });
+        Self { lab: Lab::start().await, policies }
+    }
+
+    fn processes(&self, id: &Id, kind: usize) -> [Process; 3] {
+        [1, 2, 3].map(|driver| Process {
+            member: CircuitMember {
+                id: id.clone(),
+                driver: DriverId(driver << 100 | driver),
+                policy: Arc::clone(&self.policies[kind]),
+                on_superseded: OnSuperseded::Adopt,
+            },
+            number: 0,
+            view: None,
+            trials: Vec::new(),
+            leads: None,
+        })
+    }
+
+    async fn ask(&self, process: &mut Process, acts: Vec<CircuitAct>) -> Result<Vec<CircuitDid>, StoreError> {
+        let request = CircuitRequest { acts };
+        let answer = self.lab.store.circuit(&process.member, &request);
+        let reply = tokio::time::timeout(Duration::from_secs(5), answer).await.expect("an answer in time")?;
+        reply.body.check(&request)?;
+        process.view = Some(reply.body.view);
+        Ok(reply.body.did)
+    }
+
+    /// What a process of a breaker says: what its calls came to, that it leads or would, and a trial call where it is open.
+    async fn work(&self, process: &mut Process, runs: &[Run]) -> Result<(), StoreError> {
+        process.number += 1;
+        let generation = process.view.map_or(0, |view| view.generation);
+        let batch = Batch::new(runs.to_vec()).unwrap();
+        let acts = vec![CircuitAct::Report { number: process.number, generation, batch }, CircuitAct::Elect];
+        let did = self.ask(process, acts).await?;
+        process.leads = match did[1] {
+            CircuitDid::Elected(Election::Leads(leader)) => Some(leader),
+            _ => None,
+        };
+        let now = self.lab.now();
+        process.trials.retain(|permit| now < permit.until_ms);
+        if process.view.is_some_and(|view| view.is_open()) && process.trials.is_empty() {
+            process.number += 1;
+            let did = self.ask(process, vec![CircuitAct::Trial { ask: process.number }]).await?;
+            if let CircuitDid::Trial(Trial::Granted(permit)) = did[0] {
+                process.trials.push(permit);
+            }
+        }
+        Ok(())
+    }
+
+    /// A circuit at work: closed, with results in several blocks, or open, with trial calls out.
+    async fn at_work(&self, id: &Id, kind: usize, open: bool) -> [Process; 3] {
+        let mut processes = self.processes(id, kind);
+        for round in 0..40 {
+            for process in &mut processes {
+                self.lab.pass(7);
+                let runs = [Run::successes(1), Run::failures(u32::from(round % 3 == 0)), Run::successes(1)];
+                let runs: Vec<Run> = runs.into_iter().filter(|run| run.times > 0).collect();
+                self.work(process, &runs).await.unwrap();
+            }
+        }
+        while open && processes.iter().map(|process| process.trials.len()).sum::<usize>() < 2 {
+            for process in &mut processes {
+                self.lab.pass(90);
+                self.work(process, &[Run::failures(40)]).await.unwrap();
+            }
+        }
+        processes
+    }
+
+    /// One damage, and work after it: a circuit that opens, closes again, and has one leader and no more trials than it may.
+    async fn trial(&self, id: &Id, processes: &mut [Process; 3]) -> Result<usize, String> {
+        let damaged_at = self.lab.now();
+        let before: usize = processes.iter().map(|process| process.trials.len()).sum();
+        let mut corruptions = 0;
+        let mut changes = [0, 0];
+        while self.lab.now() < damaged_at + 16_000 {
+            let fails = (self.lab.now() - damaged_at) % 8_000 < 4_000;
+            let mut leaders = Vec::new();
+            for process in processes.iter_mut() {
+                self.lab.pass(STEP / 10);
+                let runs = if fails { [Run::failures(15)] } else { [Run::successes(15)] };
+                let was_open = process.view.is_some_and(|view| view.is_open());
+                let mut outcome = self.work(process, &runs).await;
+                if let Some(permit) = process.trials.pop_if(|_| !fails) {
+                    let acts =
+                        vec![CircuitAct::TrialResult { fence: permit.fence, verdict: Verdict::Success }];
+                    outcome = outcome.and(self.ask(process, acts).await.map(drop));
+                }
+                match outcome {
+                    Ok(()) => {}
+                    Err(StoreError::Unavailable { cause: Cause::Corrupt, .. }) => corruptions += 1,
+                    Err(error) => return Err(error.to_string()),
+                }
+                let is_open = process.view.is_some_and(|view| view.is_open());
+                changes[usize::from(is_open)] += usize::from(was_open != is_open);
+                leaders.extend(process.leads.filter(|leader| self.lab.now() < leader.until_ms));
+            }
+            let live: usize = processes.iter().map(|process| process.trials.len()).sum();
+            let most = usize::try_from(PERMITS).unwrap()
+                + if self.lab.now() < damaged_at + 2_000 { before } else { 0 };
+            ensure(live <= most, || format!("{live} trial calls, {most} may be"))?;
+            // Leadership that was lost with the state ends with its lease.
+            ensure(leaders.len() <= 1 || self.lab.now() < damaged_at + 2_500, || format!("{leaders:?}"))?;
+            match self.lab.store.snapshot(id).await {
+                Err(StoreError::Unavailable { cause: Cause::Corrupt, .. }) => corruptions += 1,
+                Err(error) => return Err(error.to_string()),
+                Ok(_) => {}
+            }
+        }
+        ensure(changes.iter().all(|times| *times >= 2), || format!("closed and opened {changes:?} times"))?;
+        ensure(corruptions <= 2, || format!("{corruptions} answers were of corruption"))?;
+        Ok(corruptions)
+    }
+}
+
+/// One process of a breaker, as far as a store sees it.
+struct Process {
+    member: CircuitMember,
+    number: u64,
+    view: Option<CircuitView>,
+    trials: Vec<TrialPermit>,
+    leads: Option<Leader>,
+}
+
+#[tokio::test]
+async fn case_17_each_field_of_a_circuit_is_deleted_or_overwritten_singly_while_it_works() {
+    let rounds: u32 = std::env::var("TIDEGATE_DAMAGES").map_or(1, |rounds| rounds.parse().unwrap());
+    let seed =
+        std::env::var("TIDEGATE_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let circuits = Circuits::start().await;
+    let mut connection = circuits.lab.server.connection().unwrap();
+    let (mut trials, mut corruptions, mut faults) = (0, 0, Vec::new());
+    let mut names = std::collections::BTreeSet::new();
+    let kinds = (0..rounds).flat_map(|_| [(0, false), (1, false), (2, false), (0, true)]);
+    for (kind, open) in kinds {
+        let first = Id::new("looked at").unwrap();
+        circuits.at_work(&first, kind, open).await;
+        let parts = Target::all(&mut connection, &first, ":c").len();
+        for (part, damage) in (0..parts).flat_map(|part| DAMAGES.map(|damage| (part, damage))) {
+            let id = Id::new(format!("{kind}.{open}.{part}.{damage:?}")).unwrap();
+            let mut processes = circuits.at_work(&id, kind, open).await;
+            let all = Target::all(&mut connection, &id, ":c");
+            let target = &all[part.min(all.len() - 1)];
+            if let Target::Field(_, field) = target {
+                names.insert(field.clone());
+            }
+            let what = target.damage(damage, &mut connection, &mut random);
+            trials += 1;
+            if target.is_newer_layout(&mut connection) {
+                continue;
+            }
+            match circuits.trial(&id, &mut processes).await {
+                Ok(seen) => corruptions += seen,
+                Err(fault) => {
+                    let what: String = what.chars().take(200).collect();
+                    faults.push(format!("{kind}, open {open}: {fault}: {what}"));
+                }
+            }
+        }
+        redis::cmd("FLUSHALL").exec(&mut connection).unwrap();
+    }
+    println!("{trials} trials, {corruptions} corruptions");
+    let names: Vec<String> = names.iter().map(|name| name.escape_ascii().to_string()).collect();
+    println!("fields: {}", names.join(" "));
+    assert!(names.len() >= 11, "only {names:?}");
+    assert!(faults.is_empty(), "seed {seed}, {} faults:\n{}", faults.len(), faults.join("\n"));
+    assert!(corruptions > trials / 2, "{corruptions} of {trials}");
 }

@@ -34,6 +34,7 @@ use crate::{
 mod generate;
 mod operation;
 mod pair;
+mod said;
 mod shrink;
 mod translate;
 mod world;
@@ -105,6 +106,8 @@ pub struct Stats {
     pub denied: usize,
     /// Operations, or parts of an exchange, that were refused.
     pub refused: usize,
+    /// How often each kind of answer came from a circuit.
+    pub circuit: BTreeMap<&'static str, usize>,
 }
 
 /// The first operation that a store answers otherwise than the model. To be read by people.

@@ -9,10 +9,11 @@ use std::{
 };
 
 use tidegate_core::{
-    Acquire, AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, DriverId, Exchange,
-    ExchangeReply, HandOver, Head, Id, IdModel, LeaseView, Listener, Member, Model, Observation, Operators,
-    Page, PauseReply, Policy, Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled,
-    Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token, model::Push, time::Moment,
+    Acquire, AcquireReply, AcquireRequest, Answer, Brief, Capabilities, Capability, CircuitMember,
+    CircuitReply, CircuitRequest, DriverId, Exchange, ExchangeReply, HandOver, Head, Id, IdModel, LeaseView,
+    Listener, Member, Model, Observation, Operators, Page, PauseReply, Policy, Release, Renewal, Renewed,
+    Reply, Restore, ScopedReply, ScopedRequest, Settled, Settlement, Snapshot, Store, StoreError,
+    Subscription, SyncPath, Token, circuit::Position, model::Push, time::Moment,
 };
 
 use crate::{clock::SettableClock, subject::Subject, task::lock};
@@ -352,6 +353,17 @@ impl Store for ModelStore {
         Box::pin(async move { parts.exchange(member, exchange).await })
     }
 
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        Box::pin(async move {
+            self.need(Capability::Circuit)?;
+            self.step(&member.id, |one, now| one.circuit(now, member, request))
+        })
+    }
+
     fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
         let path = || Arc::new(Path { store: self.clone(), id: id.clone() }) as Arc<dyn SyncPath>;
         self.capabilities.has(Capability::Sync).then(path)
@@ -454,6 +466,11 @@ impl Operators for ModelStore {
 
     fn replace_policy<'a>(&'a self, id: &'a Id, policy: Arc<Policy>) -> Answer<'a, ()> {
         now(self.step(id, |one, now| one.replace_policy(now, &policy)))
+    }
+
+    fn set_circuit<'a>(&'a self, id: &'a Id, position: Position) -> Answer<'a, bool> {
+        let declared = self.need(Capability::Circuit);
+        now(declared.and_then(|()| self.step(id, |one, now| one.set_circuit(now, position))))
     }
 
     fn forget<'a>(&'a self, id: &'a Id) -> Answer<'a, bool> {

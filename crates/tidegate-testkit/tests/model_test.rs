@@ -46,6 +46,58 @@ fn st_16_the_model_does_as_the_model() {
 }
 
 #[test]
+fn st_16_circuits_come_to_every_answer_that_there_is() {
+    let kinds = [
+        "report dropped",
+        "report counted",
+        "report opened",
+        "strategy opened",
+        "strategy did not open",
+        "no recent results",
+        "recent results",
+        "leads",
+        "follows",
+        "renewed",
+        "leads no more",
+        "resigned",
+        "nothing to resign",
+        "trial stale",
+        "trial counted",
+        "trial closed",
+        "idle probe stale",
+        "idle probe counted",
+        "idle probe opened",
+        "check stale",
+        "check counted",
+        "check closed",
+        "scheduled",
+        "nothing to schedule",
+        "trial granted",
+        "trial too early",
+        "trial unscheduled",
+        "trials full",
+        "trial not offered",
+        "trial renewed",
+        "trial lost",
+        "gave back",
+        "nothing to give back",
+    ];
+    for seed in 20..22 {
+        let options = Options::seeded(seed).operations(30_000).comparing_pushes();
+        let stats = agreed(run_blocking(&|| ModelStore::default().subject(), &options));
+        println!("seed {seed}: {:#?}", stats.circuit);
+        for kind in kinds {
+            assert!(
+                stats.circuit.get(kind).is_some_and(|times| *times >= 5),
+                "seed {seed}, {kind}: {stats:?}"
+            );
+        }
+        assert_eq!(stats.circuit.len(), kinds.len(), "{stats:?}");
+        assert!(stats.by_kind.get("set_circuit").is_some_and(|times| *times > 50), "{stats:?}");
+    }
+}
+
+#[test]
 fn st_14_the_synchronous_path_does_as_the_model() {
     let options = Options::seeded(3).operations(20_000).comparing_pushes();
     let stats = agreed(run_blocking(&|| ModelStore::default().subject(), &options));
@@ -100,13 +152,19 @@ fn st_16_a_difference_is_found_and_shrunk() {
         (Mutation::HintTooLarge, 3, "hint_ms"),
         (Mutation::NeverSettles, 6, ""),
         (Mutation::ShortensPauses, 3, "left_ms"),
-        (Mutation::GrantsInAPause, 4, "hint_ms"),
+        (Mutation::GrantsInAPause, 4, ""),
         (Mutation::FencesThatDoNotGrow, 4, "the fence"),
         (Mutation::RunsRepeatsAgain, 4, ""),
         (Mutation::ReleasesWhateverIsInTheSlot, 5, "held"),
         (Mutation::LendsEverySlice, 6, ""),
         (Mutation::TakesAnyPolicy, 3, ""),
         (Mutation::OtherStateOnTheSynchronousPath, 4, ""),
+        (Mutation::CountsReportsAgain, 4, "Counted"),
+        (Mutation::GrantsATrialForEachAnswer, 8, ""),
+        (Mutation::BelievesWhoeverChecked, 5, ""),
+        (Mutation::CountsWhatIsOld, 3, ""),
+        (Mutation::TakesAnyCircuitPolicy, 3, ""),
+        (Mutation::ProbesAreNeverPutOff, 6, ""),
         (Mutation::PanicsOnAnEmptyRequest, 2, "it panicked: an empty request"),
     ];
     for (mutation, most, contains) in differ {

@@ -8,6 +8,8 @@ use tidegate_core::{
     Outcome, Policy, Queue, RuleKey, ScopedJob, ScopedRequest, Token,
 };
 
+mod circuit;
+
 use super::{
     Options,
     operation::{Given, Kept, Known, Lease, Number, Observing, Operation, Origin, Parts, Settling, Step},
@@ -32,6 +34,10 @@ pub(super) struct Generator {
     last: Option<(usize, u32)>,
     /// The highest policy that workers of a place offer now; it rises in the course of a run.
     offered: Vec<usize>,
+    /// Likewise for its circuit.
+    circuits: Vec<usize>,
+    /// The circuit that is used for a while, so that its permits do not lapse before their calls end.
+    focus: Option<usize>,
 }
 
 impl Generator {
@@ -46,6 +52,8 @@ impl Generator {
             recent: Vec::new(),
             last: None,
             offered: Vec::new(),
+            circuits: Vec::new(),
+            focus: None,
         }
     }
 
@@ -57,10 +65,14 @@ impl Generator {
     pub(super) fn next(&mut self, world: &World, pair: &Pair) -> Step {
         self.recent.resize_with(world.places.len(), VecDeque::new);
         self.offered.resize(world.places.len(), 0);
+        self.circuits.resize(world.places.len(), 0);
         self.look_at_grants(pair);
         self.serial += 1;
-        let place = self.random.usize(..world.places.len());
-        let operation = self.operation(world, pair, place);
+        let place = self.random.usize(..world.gated);
+        let operation = match self.focus(world) {
+            Some(place) => self.circuit(world, pair, place),
+            None => self.operation(world, pair, place),
+        };
         self.last = Some((place, self.serial));
         Step { serial: self.serial, operation }
     }

@@ -5,9 +5,14 @@
 
 use std::fmt;
 
-use tidegate_core::{Acquire, AcquireRequest, HandOver, Name, Outcome, Queue, RuleKey, ScopedRequest, Token};
+use tidegate_core::{
+    Acquire, AcquireRequest, HandOver, Name, Outcome, Queue, RuleKey, ScopedRequest, Token, circuit::Position,
+};
 
-use super::world::{Who, World};
+use super::{
+    said::Said,
+    world::{Who, World},
+};
 
 /// An operation, with a number that it keeps.
 #[derive(Clone, Debug)]
@@ -89,6 +94,15 @@ pub(super) enum Operation {
     },
     Forget {
         place: usize,
+    },
+    /// The policy is one of the circuit's.
+    Circuit {
+        who: Who,
+        said: Vec<Said>,
+    },
+    SetCircuit {
+        place: usize,
+        position: Position,
     },
     Advance {
         micros: u64,
@@ -200,6 +214,8 @@ impl Operation {
             Self::SetLimit { .. } => "set_limit",
             Self::Replace { .. } => "replace_policy",
             Self::Forget { .. } => "forget",
+            Self::Circuit { .. } => "circuit",
+            Self::SetCircuit { .. } => "set_circuit",
             Self::Advance { .. } => "advance",
             Self::StepBack { .. } => "step_back",
             Self::Lose => "lose",
@@ -236,6 +252,18 @@ impl Operation {
                     smaller.map(|parts| Self::Exchange { who: *who, number: *number, parts }).collect();
                 if *number != Number::None && *number != Number::Repeat {
                     all.push(Self::Exchange { who: *who, number: Number::None, parts: parts.clone() });
+                }
+                all
+            }
+            Self::Circuit { who, said } => {
+                let mut all: Vec<Self> =
+                    shorter(said).map(|said| Self::Circuit { who: *who, said }).collect();
+                for (at, one) in said.iter().enumerate() {
+                    all.extend(one.simpler().map(|one| {
+                        let mut said = said.clone();
+                        said[at] = one;
+                        Self::Circuit { who: *who, said }
+                    }));
                 }
                 all
             }
@@ -377,6 +405,22 @@ impl fmt::Display for Reading<'_> {
             }
             Operation::Replace { who } => {
                 write!(f, "replace the policy of `{}` by policy {}", self.id(who.place), who.policy)
+            }
+            Operation::Circuit { who, said } => {
+                let place = self.world.place(who.place);
+                let revision = place.circuits[who.policy].revision();
+                let refuses = if who.refuses { ", refusing newer ones" } else { "" };
+                write!(
+                    f,
+                    "driver {} of the circuit `{}` (policy {} of revision {revision}{refuses}): {}",
+                    who.driver,
+                    place.id,
+                    who.policy,
+                    List(said)
+                )
+            }
+            Operation::SetCircuit { place, position } => {
+                write!(f, "set the circuit of `{}` {position:?}", self.id(*place))
             }
             Operation::Forget { place } => write!(f, "forget `{}`", self.id(*place)),
             Operation::Advance { micros } => write!(f, "the clock runs {} ms", Millis(*micros)),

@@ -11,6 +11,7 @@ use tidegate_core::{
 use super::{
     Stats,
     operation::{Given, Kept, Known, Lease, Number, Observing, Operation, Origin, Parts, Settling, Step},
+    said::{self, Heard},
     translate::{Body, Names, plain},
     world::{DRIVERS, Who, World},
 };
@@ -56,6 +57,7 @@ struct Side {
     is_known: bool,
     /// Whether something was written since it was last lost or forgotten.
     is_settled: bool,
+    circuit: Heard,
     ears: Vec<(Arc<Hearing>, Subscription)>,
     /// What the last brief answer said: the number of what was seen, and how the id stood.
     brief: (u64, Head),
@@ -113,6 +115,14 @@ impl Pair {
         self.stats
     }
 
+    pub(super) fn circuit(&self, place: usize) -> &Heard {
+        &self.sides[place].circuit
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        self.now
+    }
+
     pub(super) fn granted(&self, origin: Origin) -> Option<&Granted> {
         self.grants.get(&origin)
     }
@@ -168,12 +178,19 @@ impl Pair {
         let (store, clock) = (Arc::clone(self.store()), self.now);
         let place = match &step.operation {
             Operation::Advance { micros } => {
+                if *micros > said::SURELY_KEPT_MICROS {
+                    self.sides.iter_mut().for_each(|side| side.circuit.is_settled = false);
+                }
                 self.set_clock(self.now.plus(Duration::from_micros(*micros))).await;
                 return Ok(None);
             }
             Operation::StepBack { micros } => {
                 // Where a store has written nothing since a loss, it cannot know that its clock ran back.
-                if self.sides.iter().all(|side| side.is_settled || !side.is_known) {
+                if self
+                    .sides
+                    .iter()
+                    .all(|side| (side.is_settled || !side.is_known) && side.circuit.knows_time())
+                {
                     self.set_clock(Moment::from_micros(self.now.micros().saturating_sub(*micros))).await;
                 }
                 return Ok(None);
@@ -182,7 +199,10 @@ impl Pair {
                 self.outrun().await;
                 self.subject.lose_all().await;
                 self.model.wipe();
-                self.sides.iter_mut().for_each(|side| side.is_settled = false);
+                for side in &mut self.sides {
+                    side.is_settled = false;
+                    side.circuit.is_settled = false;
+                }
                 return Ok(None);
             }
             Operation::Acquire { who, request } => {
@@ -280,6 +300,27 @@ impl Pair {
                 self.same(*place, model, store.resume(id).await)?;
                 *place
             }
+            Operation::Circuit { who, said } => {
+                let member = world.circuit_member(*who);
+                let request = self.sides[who.place].circuit.request(*who, said);
+                let model = self.model.id(&member.id).circuit(clock, &member, &request);
+                let settled = self.sides[who.place].is_settled;
+                let known = self.sides[who.place].is_known;
+                let reply = self.same(who.place, model, store.circuit(&member, &request).await)?;
+                let side = &mut self.sides[who.place];
+                // The clock of a circuit is its own.
+                (side.is_settled, side.is_known) = (settled, known);
+                side.circuit.is_known = true;
+                // A request that is refused may not have reached the store, and so not have told it the time.
+                side.circuit.is_settled = reply.is_some();
+                if let Some(reply) = reply {
+                    side.circuit.answered(*who, &request, &reply.body);
+                    for kind in said::kinds(&request, &reply.body) {
+                        *self.stats.circuit.entry(kind).or_default() += 1;
+                    }
+                }
+                who.place
+            }
             Operation::AcquireOne { who, tier } => {
                 self.acquire_one(world, step.serial, *who, *tier).await?;
                 who.place
@@ -308,7 +349,11 @@ impl Pair {
             Operation::Snapshot { place } => {
                 let id = &world.place(*place).id;
                 let model = self.model.id(id).snapshot(clock, id);
-                self.same(*place, model, operators.snapshot(id).await)?;
+                let reply = self.same(*place, model, operators.snapshot(id).await)?;
+                let circuit = &mut self.sides[*place].circuit;
+                circuit.is_known = true;
+                circuit.is_settled =
+                    reply.and_then(|reply| reply.body).is_some_and(|snapshot| snapshot.circuit.is_some());
                 *place
             }
             Operation::Leases { place, after, most } => {
@@ -340,10 +385,23 @@ impl Pair {
                 let id = &world.place(*place).id;
                 let model = self.model.id(id).forget(clock);
                 let forgot = model.is_ok();
+                self.sides[*place].circuit.is_known = true;
                 self.same(*place, model, operators.forget(id).await)?;
                 if forgot {
                     self.sides[*place].is_settled = false;
+                    self.sides[*place].circuit.is_settled = false;
                 }
+                *place
+            }
+            Operation::SetCircuit { place, position } => {
+                let id = &world.place(*place).id;
+                let model = self.model.id(id).set_circuit(clock, *position);
+                let (settled, known) = (self.sides[*place].is_settled, self.sides[*place].is_known);
+                let reply = self.same(*place, model, operators.set_circuit(id, *position).await)?;
+                let side = &mut self.sides[*place];
+                (side.is_settled, side.is_known) = (settled, known);
+                side.circuit.is_known = true;
+                side.circuit.is_settled = reply.is_some_and(|reply| reply.head.revision.is_some());
                 *place
             }
             _ => return Ok(None),

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use tidegate_core::{
-    AcquireReply, Acquired, Epoch, ExchangeReply, Head, Invalid, LeaseView, Page, PauseReply, Renewed, Reply,
-    ScopedReply, Settled, Snapshot, StoreError, Token,
+    AcquireReply, Acquired, CircuitReply, Epoch, ExchangeReply, Head, Invalid, LeaseView, Page, PauseReply,
+    Renewed, Reply, ScopedReply, Settled, Snapshot, StoreError, Token,
 };
 
 /// What stands for what, of one id.
@@ -147,6 +147,8 @@ impl Body for bool {}
 impl Body for u32 {}
 impl Body for PauseReply {}
 impl Body for Renewed {}
+// A circuit's generations and fences are moments in whole milliseconds, so they are the same at the same moments.
+impl Body for CircuitReply {}
 impl Body for Vec<Settled> {}
 impl Body for Vec<bool> {}
 

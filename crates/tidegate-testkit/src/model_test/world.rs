@@ -3,19 +3,26 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Bound, Capabilities, Capability, Class, DriverId, Id, Identity, Invalid, Member, Name, OnSuperseded,
-    Owner, Policy, SafeStart,
+    Bound, Capabilities, Capability, CircuitMember, CircuitPolicy, Class, DriverId, Id, Identity, Invalid,
+    Member, Name, OnSuperseded, Owner, Policy, SafeStart,
     limit::{Aimd, Growth, LimitPolicy},
     policy::Draft,
     rule::Rule,
 };
 
+mod circuits;
+
 /// Drivers of each id.
 pub(super) const DRIVERS: usize = 3;
+
+/// Drivers of each circuit; the first are those of the id.
+pub(super) const CIRCUIT_DRIVERS: usize = 5;
 
 /// All that a run has to do with.
 pub(super) struct World {
     pub(super) places: Vec<Place>,
+    /// How many of the places gate calls; those behind them have only a circuit.
+    pub(super) gated: usize,
     pub(super) tenants: Vec<Identity>,
     pub(super) models: Vec<Identity>,
 }
@@ -25,6 +32,8 @@ pub(super) struct Place {
     pub(super) id: Id,
     pub(super) policies: Vec<Arc<Policy>>,
     pub(super) drivers: Vec<DriverId>,
+    /// What the workers of its circuit offer; none where it has none.
+    pub(super) circuits: Vec<Arc<CircuitPolicy>>,
     owners: Vec<Owner>,
 }
 
@@ -52,10 +61,25 @@ impl World {
         if capabilities.has(Capability::Scoped) {
             places.push(Place::new(4, "scoped", &scoped(leases))?);
         }
+        let gated = places.len();
+        if capabilities.has(Capability::Circuit) {
+            for (number, (id, policies)) in (10..).zip(circuits::all()?) {
+                // Some circuits have an id of their own, the others are beside what gates the calls.
+                match places.iter_mut().find(|place| place.id.as_str() == id) {
+                    Some(place) => place.circuits = policies,
+                    None => {
+                        let mut place = Place::new(number, id, &[])?;
+                        place.circuits = policies;
+                        places.push(place);
+                    }
+                }
+            }
+        }
         let identities =
             |names: &[&str]| names.iter().map(Identity::new).collect::<Result<Vec<_>, Invalid>>();
         Ok(Self {
             places,
+            gated,
             tenants: identities(&["acme", "a:b", "{x}"])?,
             models: identities(&["m", "acme"])?,
         })
@@ -82,6 +106,23 @@ impl World {
         }
     }
 
+    /// A process of a circuit; `policy` is one of the circuit's.
+    pub(super) fn circuit_member(&self, who: Who) -> CircuitMember {
+        let place = self.place(who.place);
+        CircuitMember {
+            id: place.id.clone(),
+            driver: place.drivers[who.driver],
+            policy: Arc::clone(&place.circuits[who.policy]),
+            on_superseded: if who.refuses { OnSuperseded::Refuse } else { OnSuperseded::Adopt },
+        }
+    }
+
+    /// The places that have a circuit.
+    pub(super) fn circuits(&self) -> Vec<usize> {
+        let places = self.places.iter().enumerate();
+        places.filter(|(_, place)| !place.circuits.is_empty()).map(|(at, _)| at).collect()
+    }
+
     /// The scopes that a policy uses, each with the identities that there are of it.
     pub(super) fn scopes<'a>(&'a self, policy: &'a Policy) -> Vec<(&'a Name, &'a [Identity])> {
         let mut scopes: Vec<(&Name, &[Identity])> = Vec::new();
@@ -100,7 +141,10 @@ impl Place {
         Ok(Self {
             id: Id::new(id)?,
             policies: drafts.iter().map(|draft| draft.check().map(Arc::new)).collect::<Result<_, _>>()?,
-            drivers: (0..DRIVERS).map(|driver| DriverId((number << 64) | (driver as u128 + 1))).collect(),
+            drivers: (0..CIRCUIT_DRIVERS)
+                .map(|driver| DriverId((number << 64) | (driver as u128 + 1)))
+                .collect(),
+            circuits: Vec::new(),
             owners: owners.collect::<Result<_, _>>()?,
         })
     }

@@ -5,16 +5,20 @@
 
 use std::{
     future::ready,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, Denial, DriverId, Epoch, Exchange,
-    ExchangeReply, HandOver, Head, Id, Identity, LeaseView, Listener, Member, Observation, Operators, Page,
-    PauseReply, Policy, Release, Renewal, Renewed, Reply, Restore, RuleKey, ScopedDenial, ScopedReply,
-    ScopedRequest, Sequence, Settled, Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token,
-    Wake,
+    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, CircuitAct, CircuitMember, CircuitPolicy,
+    CircuitReply, CircuitRequest, Denial, DriverId, Epoch, Exchange, ExchangeReply, HandOver, Head, Id,
+    Identity, LeaseView, Listener, Member, Observation, Operators, Page, PauseReply, Policy, Release,
+    Renewal, Renewed, Reply, Restore, RuleKey, ScopedDenial, ScopedReply, ScopedRequest, Sequence, Settled,
+    Settlement, Snapshot, Store, StoreError, Subscription, SyncPath, Token, Wake,
+    circuit::{CheckKind, Position},
 };
 use tidegate_testkit::{Subject, reference::ModelStore};
 
@@ -58,6 +62,13 @@ pub(crate) enum Mutation {
     RestoresNoPause,
     TakesUpTheSlotOfAnother,
     PanicsOnAnEmptyRequest,
+    CountsReportsAgain,
+    GrantsATrialForEachAnswer,
+    BelievesWhoeverChecked,
+    CountsWhatIsOld,
+    KeepsCircuitsToItself,
+    TakesAnyCircuitPolicy,
+    ProbesAreNeverPutOff,
 }
 
 /// The model, with one thing wrong.
@@ -66,6 +77,9 @@ pub(crate) struct Mutant {
     other: ModelStore,
     mutation: Mutation,
     pinned: Mutex<Option<Arc<Policy>>>,
+    circuit: Mutex<Option<Arc<CircuitPolicy>>>,
+    /// Another number each time.
+    serial: AtomicU64,
 }
 
 impl Mutant {
@@ -73,7 +87,14 @@ impl Mutant {
         let inner = ModelStore::default();
         let other = ModelStore::at(inner.clock());
         let (clock, wiped) = (inner.clock().clone(), inner.clone());
-        let mutant = Self { inner, other, mutation, pinned: Mutex::default() };
+        let mutant = Self {
+            inner,
+            other,
+            mutation,
+            pinned: Mutex::default(),
+            circuit: Mutex::default(),
+            serial: AtomicU64::new(1),
+        };
         Subject::new(mutant).clock(&clock).wipe(move || {
             wiped.wipe();
             ready(())
@@ -296,6 +317,51 @@ impl Mutant {
         }
         Ok(reply)
     }
+
+    async fn circuit_asked(
+        &self,
+        member: &CircuitMember,
+        request: &CircuitRequest,
+    ) -> Result<Reply<CircuitReply>, StoreError> {
+        let (mut member, mut request) = (member.clone(), request.clone());
+        if self.is(Mutation::TakesAnyCircuitPolicy) {
+            let mut pinned = self.circuit.lock().unwrap();
+            member.policy = Arc::clone(pinned.get_or_insert_with(|| Arc::clone(&member.policy)));
+        }
+        let concerned = [
+            Mutation::CountsReportsAgain,
+            Mutation::GrantsATrialForEachAnswer,
+            Mutation::BelievesWhoeverChecked,
+            Mutation::CountsWhatIsOld,
+            Mutation::ProbesAreNeverPutOff,
+        ];
+        // What is refused stays refused.
+        if concerned.contains(&self.mutation) && request.check().is_ok() {
+            let view = self.inner.circuit(&member, &CircuitRequest::default()).await?.body.view;
+            for act in &mut request.acts {
+                match (self.mutation, act) {
+                    (Mutation::CountsReportsAgain, CircuitAct::Report { number, .. })
+                    | (Mutation::GrantsATrialForEachAnswer, CircuitAct::Trial { ask: number }) => {
+                        *number = self.serial.fetch_add(1, Ordering::Relaxed);
+                    }
+                    (Mutation::CountsWhatIsOld, CircuitAct::Report { generation, .. }) => {
+                        *generation = view.generation;
+                    }
+                    (Mutation::BelievesWhoeverChecked, CircuitAct::Verdict { fence, .. }) => {
+                        if let Some(leader) = view.leader {
+                            (member.driver, *fence) = (leader.driver, leader.fence);
+                        }
+                    }
+                    (
+                        Mutation::ProbesAreNeverPutOff,
+                        CircuitAct::Verdict { kind: CheckKind::Idle { at_ms }, .. },
+                    ) => *at_ms = view.next_ms.unwrap_or(*at_ms),
+                    _ => {}
+                }
+            }
+        }
+        self.inner.circuit(&member, &request).await
+    }
 }
 
 impl Store for Mutant {
@@ -401,6 +467,14 @@ impl Store for Mutant {
         })
     }
 
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        Box::pin(self.circuit_asked(member, request))
+    }
+
     fn sync_path(&self, id: &Id) -> Option<Arc<dyn SyncPath>> {
         let other = self.is(Mutation::OtherStateOnTheSynchronousPath);
         if other { self.other.sync_path(id) } else { self.inner.sync_path(id) }
@@ -446,6 +520,10 @@ impl Operators for Mutant {
         self.inner.replace_policy(id, policy)
     }
 
+    fn set_circuit<'a>(&'a self, id: &'a Id, position: Position) -> Answer<'a, bool> {
+        self.inner.set_circuit(id, position)
+    }
+
     fn forget<'a>(&'a self, id: &'a Id) -> Answer<'a, bool> {
         Box::pin(async move {
             if self.is(Mutation::ForgetsWithLeases) {
@@ -469,6 +547,7 @@ impl Listener for Filter {
         let kept_back = match wake {
             Wake::Room { .. } => self.mutation == Mutation::WakesNobody,
             Wake::Resumed => self.mutation == Mutation::DeafToResume,
+            Wake::Circuit(_) => self.mutation == Mutation::KeepsCircuitsToItself,
             _ => false,
         };
         if !kept_back {

@@ -1,0 +1,5 @@
+-- CIRCUIT without what takes memory, for a full server.
+
+return M.step(function()
+  return C.request(true)
+end)

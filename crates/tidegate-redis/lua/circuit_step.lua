@@ -1,0 +1,5 @@
+-- CIRCUIT, run.
+
+return M.step(function()
+  return C.request(false)
+end)

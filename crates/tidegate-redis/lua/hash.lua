@@ -1,0 +1,188 @@
+-- HASH: a hash that is read once, changed in memory, and written at the end.
+--
+-- Nothing is written before everything is decided, so a step that fails has changed nothing. M.S has its numbers, M.P the
+-- pinned policy, false where there is none; M.fields has fields as they are, M.changed those that are to be written.
+
+local LAYOUT <const> = 1
+local PIN_TTL <const> = 2592000000
+local DAY <const> = 86400000
+local EXACT <const> = 9007199254740992
+local LAST <const> = 9007199254740991
+local BEHIND_US <const> = 1000000
+local MOST_POLICIES <const> = 16
+
+-- Asks the server; a refusal ends the step.
+function M.ask(...)
+  local answer = redis.pcall(...)
+  if type(answer) == 'table' and answer.err then
+    error({ refused = answer.err })
+  end
+  return answer
+end
+
+function M.corrupt(what)
+  error({ corrupt = what })
+end
+
+-- A field as it is; false where it is absent.
+function M.get(field)
+  local fields = M.fields
+  local value = fields[field]
+  if value == nil then
+    value = M.ask('HGET', M.key, field)
+    fields[field] = value
+  end
+  return value
+end
+
+-- Reads many fields at once.
+function M.fetch(names)
+  local fields, wanted, count = M.fields, {}, 0
+  for at = 1, #names do
+    local name = names[at]
+    if fields[name] == nil then
+      count = count + 1
+      wanted[count] = name
+    end
+  end
+  for from = 1, count, 4000 do
+    local to = math.min(from + 3999, count)
+    local values = M.ask('HMGET', M.key, unpack(wanted, from, to))
+    for at = from, to do
+      fields[wanted[at]] = values[at - from + 1]
+    end
+  end
+end
+
+function M.put(field, value)
+  M.fields[field] = value
+  M.changed[field] = value
+end
+
+-- A policy that was read is never changed. A library meets the same few again and again, so some of them are kept.
+M.policies, M.policies_kept = {}, 0
+
+-- A policy as `read` makes it of its parts.
+function M.known_policy(blob, read)
+  local known = M.policies[blob]
+  if known then
+    return known
+  elseif M.policies_kept == MOST_POLICIES then
+    M.policies, M.policies_kept = {}, 0
+  end
+  known = read(cmsgpack.unpack(blob))
+  M.policies[blob], M.policies_kept = known, M.policies_kept + 1
+  return known
+end
+
+-- Whether the policy is the one that was pinned.
+function M.check_policy()
+  if redis.sha1hex(M.fields.p) ~= M.fields.d then
+    M.corrupt('policy')
+  end
+end
+
+-- Whether a request was checked against another policy than the one that is to decide: `base` is the digest of that one.
+function M.is_unchecked(base, offered)
+  if M.P and M.fields.d ~= base then
+    M.check_policy()
+    return true
+  elseif M.P then
+    return false
+  end
+  return base ~= '' or not offered
+end
+
+-- Settles what now is.
+function M.settle_clock()
+  local S, given = M.S, math.min(M.clock(), LAST)
+  M.stepped_back = 0
+  if S.last - given > BEHIND_US then
+    M.stepped_back = math.ceil((S.last - given) / 1000)
+    S.offset = S.offset + M.stepped_back
+    S.last = given
+  elseif S.last < given then
+    S.last = given
+  end
+  M.now_us = S.last
+  M.now = math.floor(S.last / 1000) + S.offset
+  -- Nothing that is promised for a time ends before it: that counts from the next whole millisecond.
+  M.from_now = math.ceil(S.last / 1000) + S.offset
+end
+
+-- Writes the fields that were changed, and how long the key lives where that is told. Where it only gives back or keeps
+-- what is there (`frees`), a full server does it all the same: it refuses a script at its first write alone, and only one
+-- that takes memory.
+function M.write_fields(frees, ttl)
+  local set, del, sets, dels = {}, {}, 0, 0
+  for field, value in pairs(M.changed) do
+    if value then
+      set[sets + 1], set[sets + 2] = field, value
+      sets = sets + 2
+    else
+      dels = dels + 1
+      del[dels] = field
+    end
+  end
+  M.changed = {}
+  if frees and not M.is_library then
+    M.ask('HDEL', M.key, 'x')
+  end
+  for from = 1, sets, 4000 do
+    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, sets)))
+  end
+  for from = 1, dels, 4000 do
+    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, dels)))
+  end
+  if ttl then
+    M.ask('PEXPIRE', M.key, string.format('%.0f', ttl))
+  end
+end
+
+-- Says something on a channel. From 7.0 on it goes where the keys are, and to no other server.
+function M.say(channel, message)
+  return M.ask((redis.REDIS_VERSION_NUM or 0) >= 458752 and 'SPUBLISH' or 'PUBLISH', channel, message)
+end
+
+-- Notes a change that all are told of, once it is written.
+function M.tell_all(message)
+  M.pushes[#M.pushes + 1] = message
+end
+
+function M.publish()
+  for _, message in ipairs(M.pushes) do
+    M.say(M.channel, message)
+  end
+  M.pushes = {}
+end
+
+-- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it.
+function M.step(decide, again)
+  local done, answer = pcall(decide)
+  if done then
+    return answer
+  end
+  if type(answer) ~= 'table' then
+    answer = { corrupt = tostring(answer) }
+  end
+  if answer.refused then
+    if again and string.find(answer.refused, 'OOM', 1, true) then
+      return M.step(again)
+    elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
+      return { err = answer.refused }
+    end
+    answer.corrupt = answer.refused
+  end
+  if answer.layout then
+    return cmsgpack.pack({ 3, answer.layout })
+  end
+  if not answer.corrupt then
+    return { err = tostring(answer.err or 'unknown') }
+  end
+  -- All that was looked at: what made no sense may be beside the key itself.
+  local cleared = redis.pcall('DEL', unpack(M.suspects))
+  if type(cleared) == 'table' and cleared.err then
+    return cleared
+  end
+  return cmsgpack.pack({ 4, tostring(answer.corrupt) })
+end
