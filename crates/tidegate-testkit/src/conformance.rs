@@ -20,6 +20,10 @@ use crate::{
 mod adaptive;
 mod bad_input;
 mod cases;
+mod circuit;
+mod circuit_agreeing;
+mod circuit_lab;
+mod circuit_recovery;
 mod concurrency;
 mod corrections;
 mod deciding;
@@ -122,6 +126,9 @@ pub fn trials() -> Vec<Trial> {
         rules::TRIALS,
         adaptive::TRIALS,
         bad_input::TRIALS,
+        circuit::TRIALS,
+        circuit_recovery::TRIALS,
+        circuit_agreeing::TRIALS,
         cases::TRIALS,
     ]
     .concat()

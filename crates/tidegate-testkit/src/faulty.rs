@@ -31,10 +31,10 @@ use std::{
 };
 
 use tidegate_core::{
-    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, Cause, DriverId, Exchange, ExchangeReply,
-    HandOver, Id, Listener, Member, Observation, Operators, PauseReply, Release, Renewal, Renewed, Reply,
-    Restore, ScopedReply, ScopedRequest, Settled, Settlement, Store, StoreError, Subscription, SyncPath,
-    Token, Wake,
+    AcquireReply, AcquireRequest, Answer, Capabilities, Capability, Cause, CircuitMember, CircuitReply,
+    CircuitRequest, DriverId, Exchange, ExchangeReply, HandOver, Id, Listener, Member, Observation,
+    Operators, PauseReply, Release, Renewal, Renewed, Reply, Restore, ScopedReply, ScopedRequest, Settled,
+    Settlement, Store, StoreError, Subscription, SyncPath, Token, Wake,
 };
 
 use crate::task::{Task, lock, real_sleep};
@@ -100,11 +100,13 @@ pub enum Operation {
     Pause,
     /// [`Store::resume`].
     Resume,
+    /// [`Store::circuit`].
+    Circuit,
 }
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Acquire,
         Self::AcquireScoped,
         Self::Release,
@@ -115,6 +117,7 @@ impl Operation {
         Self::Exchange,
         Self::Pause,
         Self::Resume,
+        Self::Circuit,
     ];
 }
 
@@ -563,6 +566,22 @@ impl<S: Store> Store for Faulty<S> {
                 Box::pin(async move { drop(inner.resume(&id).await) })
             },
             sound,
+        ))
+    }
+
+    fn circuit<'a>(
+        &'a self,
+        member: &'a CircuitMember,
+        request: &'a CircuitRequest,
+    ) -> Answer<'a, CircuitReply> {
+        Box::pin(self.meet(
+            Operation::Circuit,
+            || self.inner.circuit(member, request),
+            |inner| {
+                let (member, request) = (member.clone(), request.clone());
+                Box::pin(async move { drop(inner.circuit(&member, &request).await) })
+            },
+            |reply, garbage| garbage.spoil_circuit(reply),
         ))
     }
 

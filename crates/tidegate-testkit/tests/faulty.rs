@@ -10,9 +10,10 @@ use std::{
 };
 
 use tidegate_core::{
-    Acquire, AcquireRequest, Acquired, Bound, Capability, Cause, Costs, DriverId, Exchange, ExchangeReply,
-    Id, Identity, Job, Line, Listener, Member, Name, OnSuperseded, Owner, Policy, Reply, Rule, ScopedJob,
-    ScopedRequest, Store, StoreError, Wake,
+    Acquire, AcquireRequest, Acquired, Bound, Capability, Cause, CircuitAct, CircuitMember, CircuitPolicy,
+    CircuitRequest, Costs, DriverId, Exchange, ExchangeReply, Id, Identity, Job, Line, Listener, Member,
+    Name, OnSuperseded, Owner, Policy, Reply, Rule, ScopedJob, ScopedRequest, Store, StoreError, Wake,
+    circuit::{Backoff, Recovery, Strategy},
 };
 use tidegate_testkit::{
     Kit, Subject, block_on,
@@ -40,6 +41,17 @@ fn member_of(policy: Policy) -> Member {
         policy: Arc::new(policy),
         on_superseded: OnSuperseded::Adopt,
         initial_limit: 1,
+    }
+}
+
+fn circuit_member() -> CircuitMember {
+    let (strategy, wait) = (Strategy::Consecutive { threshold: 3 }, Backoff::Constant(SOON));
+    let policy = CircuitPolicy::draft(strategy, Recovery::health_check(), wait).check().unwrap();
+    CircuitMember {
+        id: Id::new("my-provider-api").unwrap(),
+        driver: DriverId(1),
+        policy: Arc::new(policy),
+        on_superseded: OnSuperseded::Adopt,
     }
 }
 
@@ -248,6 +260,7 @@ async fn un_1_every_operation_can_fail() {
     assert!(store.exchange(&member, &Exchange::default()).await.is_err());
     assert!(store.pause(id, SOON).await.is_err());
     assert!(store.resume(id).await.is_err());
+    assert!(store.circuit(&circuit_member(), &CircuitRequest::default()).await.is_err());
     for operation in Operation::ALL {
         assert_eq!((handle.calls(operation), handle.carried_out(operation)), (1, 0), "{operation:?}");
     }
@@ -264,7 +277,9 @@ async fn un_1_every_operation_can_fail() {
     assert!(timeout(none, store.exchange(&member, &Exchange::default())).await.is_err());
     assert!(timeout(none, store.pause(id, SOON)).await.is_err());
     assert!(timeout(none, store.resume(id)).await.is_err());
-    assert_eq!(handle.deliver().await, 10);
+    let (circuit, look) = (circuit_member(), CircuitRequest::default());
+    assert!(timeout(none, store.circuit(&circuit, &look)).await.is_err());
+    assert_eq!(handle.deliver().await, 11);
     for operation in Operation::ALL {
         assert_eq!(handle.carried_out(operation), 1, "{operation:?}");
     }
@@ -275,6 +290,22 @@ async fn un_1_every_operation_can_fail() {
 fn is_broken(asked: &Exchange, leased: bool, reply: &Reply<ExchangeReply>) -> bool {
     let error = asked.check(Some(leased), reply);
     matches!(error, Err(StoreError::Unavailable { cause: Cause::Broken, .. }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn un_1_garbage_breaks_the_contract_of_a_circuit() {
+    for garbage in Garbage::ALL {
+        for acts in [vec![], vec![CircuitAct::Elect], vec![CircuitAct::Recent, CircuitAct::Elect]] {
+            let (store, handle) = faulty();
+            let (member, asked) = (circuit_member(), CircuitRequest { acts });
+            let sound = store.circuit(&member, &asked).await.unwrap();
+            assert!(sound.body.check(&asked).is_ok() && sound.head.now.is_some());
+            handle.fail_next(1, Fault::Garbage(garbage));
+            let reply = store.circuit(&member, &asked).await.unwrap();
+            let broken = reply.body.check(&asked).is_err() || reply.head.now.is_none();
+            assert!(broken, "{garbage:?}: {reply:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -61,6 +61,16 @@ const CAUGHT: &[(Mutation, &str)] = {
         (RestoresNoPause, "ST-18 a running pause is restored, and never shortened"),
         (TakesUpTheSlotOfAnother, "ST-18 a lease is lost whose slot is taken"),
         (PanicsOnAnEmptyRequest, "ST-3 takes 1 to 512 jobs"),
+        (CountsReportsAgain, "CB-8 a report counts once, and one of a lower number not at all"),
+        (GrantsATrialForEachAnswer, "CB-4 the same question gets the same permit as long as that is out"),
+        (
+            BelievesWhoeverChecked,
+            "CB-3 a verdict without the newest fence, generation and attempt changes nothing",
+        ),
+        (CountsWhatIsOld, "CB-7 results of before a change never reopen"),
+        (KeepsCircuitsToItself, "CB-2 an opening and a closing are pushed to every process"),
+        (TakesAnyCircuitPolicy, "ST-5 another policy of a circuit is refused by its field"),
+        (ProbesAreNeverPutOff, "CB-10 a probe that a call has put off is stale"),
     ]
 };
 
@@ -92,7 +102,7 @@ fn st_21_a_store_that_reads_any_layout_is_caught() {
     let report = Kit::new(|| ModelStore::default().subject().plant_layout(|_, _| ready(())))
         .filter("ST-21")
         .run_blocking();
-    assert_eq!(report.failed().count(), 2, "{report}");
+    assert_eq!(report.failed().count(), 3, "{report}");
 }
 
 /// Looks whether a job fits, and writes that it came a moment later.

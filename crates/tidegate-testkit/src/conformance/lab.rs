@@ -131,18 +131,28 @@ impl Lab {
     }
 
     fn on(&self, store: &Arc<dyn Store>, id: &str, policy: Arc<Policy>) -> Result<Worker, Failure> {
-        let driver = self.drivers.fetch_add(1, Ordering::SeqCst);
+        let driver = self.process();
         Ok(Worker {
             store: Arc::clone(store),
             member: Member {
                 id: Id::new(id)?,
-                driver: DriverId(u128::from(driver) << 64 | 0x5EED),
-                owner: Owner::new(format!("kit:{driver}"))?,
+                driver,
+                owner: Owner::new(format!("kit:{}", driver.0 >> 64))?,
                 policy,
                 on_superseded: OnSuperseded::Adopt,
                 initial_limit: 10,
             },
         })
+    }
+
+    /// The handle of this process, or that of another one.
+    pub(super) fn handle(&self, other: bool) -> Arc<dyn Store> {
+        Arc::clone(if other { self.subject.other_handle() } else { self.store() })
+    }
+
+    /// A process of its own.
+    pub(super) fn process(&self) -> DriverId {
+        DriverId(u128::from(self.drivers.fetch_add(1, Ordering::SeqCst)) << 64 | 0x5EED)
     }
 
     /// Runs tasks at the same time; the first failure counts.

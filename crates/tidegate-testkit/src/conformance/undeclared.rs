@@ -5,12 +5,14 @@
 use std::{fmt::Debug, sync::Arc};
 
 use tidegate_core::{
-    Acquire, Capability, Epoch, Exchange, HandOver, Identity, Listener, Observation, Outcome, Reply, Restore,
-    Settlement, StoreError, Token, Wake, rule::Rule,
+    Acquire, Capability, CircuitAct, Epoch, Exchange, HandOver, Identity, Listener, Observation, Outcome,
+    Reply, Restore, Settlement, StoreError, Token, Wake, circuit::Position, rule::Rule,
 };
 
 use super::{
-    Failure, Need, ensure,
+    Failure, Need,
+    circuit_lab::in_a_row,
+    ensure,
     lab::{
         DAY, Lab, adaptive, fixed, jobs, jobs_of_one, key, ms, refused, releases, renewals, ruled,
         scoped_job, scoped_jobs,
@@ -31,6 +33,7 @@ trials_of_rules! {
     "ST-19 scoped jobs that are not declared are refused" [Need::Lacks(Capability::Scoped)] => st_19_scoped;
     "ST-19 corrections that are not declared are refused" [Need::Lacks(Capability::Corrections)] => st_19_corrections;
     "ST-19 an epoch that is not declared is refused" [LEASES, Need::Lacks(Capability::Epoch)] => st_19_epoch;
+    "ST-19 a circuit that is not declared is refused" [Need::Lacks(Capability::Circuit)] => st_19_circuit;
     "ST-19 operators that are not declared are not there" [Need::Lacks(Capability::Operators)] => st_19_operators;
     "ST-19 a subscription that is not declared is not there" [Need::Lacks(Capability::Wake)] => st_19_wake;
     "ST-19 a synchronous path that is not declared is not there" [Need::Lacks(Capability::Sync)] => st_19_sync;
@@ -148,6 +151,19 @@ async fn st_19_epoch(lab: &Lab) -> Result<(), Failure> {
     let answer = worker.store.renew(&worker.member, Some(&restore), &[]).await;
     unsupported(answer, Capability::Epoch, "a restore")?;
     same(worker.granted(9).await?, 2, "grants that this has left")
+}
+
+async fn st_19_circuit(lab: &Lab) -> Result<(), Failure> {
+    let process = lab.process_of(&in_a_row(1))?;
+    unsupported(process.ask(&[]).await, Capability::Circuit, "a look at a circuit")?;
+    unsupported(process.ask(&[CircuitAct::Elect]).await, Capability::Circuit, "an election")?;
+    if let Some(operators) = lab.store().operators() {
+        for position in [Position::Open, Position::Closed] {
+            let answer = operators.set_circuit(process.id(), position).await;
+            unsupported(answer, Capability::Circuit, "a circuit that is set by hand")?;
+        }
+    }
+    Ok(())
 }
 
 async fn st_19_operators(lab: &Lab) -> Result<(), Failure> {

@@ -3,8 +3,8 @@
 //! Spec: UN-1.
 
 use tidegate_core::{
-    AcquireReply, Acquired, Denial, Epoch, Exchange, ExchangeReply, Grant, Marks, Member, Reply,
-    ScopedDenial, ScopedGrant, ScopedReply, Token,
+    AcquireReply, Acquired, CircuitDid, CircuitReply, Denial, Epoch, Exchange, ExchangeReply, Grant, Marks,
+    Member, Reply, ScopedDenial, ScopedGrant, ScopedReply, Token,
 };
 
 /// In which way an answer breaks the contract.
@@ -63,6 +63,20 @@ impl Garbage {
                 reply.head.paused_ms = reply.head.paused_ms.max(1_000);
             }
             return;
+        }
+    }
+
+    /// Of a circuit there are no grants: it is an answer too many or too few, a view that makes no sense, or no time.
+    pub(super) fn spoil_circuit(self, reply: &mut Reply<CircuitReply>) {
+        let body = &mut reply.body;
+        match self {
+            Self::IndexTwice | Self::MoreGrants => body.did.push(CircuitDid::GaveBack(true)),
+            Self::IndexMissing | Self::TokenTwice if body.did.pop().is_some() => {}
+            Self::ZeroHint => {
+                let attempt = body.view.attempt;
+                body.view.attempt = attempt.xor(Some(1));
+            }
+            _ => reply.head.now = None,
         }
     }
 

@@ -10,8 +10,11 @@ use tidegate_core::{
 
 use super::ms;
 
+/// An id, and what its workers offer.
+type Offered = (&'static str, Vec<Arc<CircuitPolicy>>);
+
 /// The ids of circuits, each with what its workers offer: mostly higher and higher revisions.
-pub(super) fn all() -> Result<Vec<(&'static str, Vec<Arc<CircuitPolicy>>)>, Invalid> {
+pub(super) fn all() -> Result<Vec<Offered>, Invalid> {
     let checked = |drafts: &[CircuitDraft]| -> Result<Vec<_>, Invalid> {
         drafts.iter().map(|draft| draft.check().map(Arc::new)).collect()
     };
