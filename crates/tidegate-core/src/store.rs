@@ -1,7 +1,7 @@
 //! The contract of a store, which anyone can write.
 //!
-//! A store keeps rule levels, the shared pause, leases, adaptive limits and the circuit of every id, and decides on them in one
-//! indivisible step each; and so it does with the circuit of an id. Three operations are required: [`Store::acquire`], which also pins the policy,
+//! A store keeps rule levels, the shared pause, leases, adaptive limits and the circuit of every id, and decides on them
+//! in one indivisible step each. Three operations are required: [`Store::acquire`], which also pins the policy,
 //! [`Store::pause`] and [`Store::resume`]. Everything else is declared in [`Store::capabilities`], and an operation
 //! that is not declared refuses with [`StoreError::Unsupported`], as the defaults here do.
 //!
