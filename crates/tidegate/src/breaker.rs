@@ -206,15 +206,17 @@ impl<G, J> CircuitBreaker<G, J> {
     ///
     /// Spec: CB-6.
     pub fn state(&self) -> BreakerState {
+        let now = self.handle.clock.now();
         let state = self.handle.lock();
         let view = state.seen.map(|seen| seen.view);
+        let leads = state.leads.as_ref().is_some_and(|leads| now < leads.until);
         BreakerState {
             position: view.map_or(Position::Closed, |view| view.position),
             since: view.map(|view| Moment::from_millis(view.since_ms)),
             why: view.and_then(|view| view.why),
             generation: view.map_or(0, |view| view.generation),
             attempt: view.and_then(|view| view.attempt),
-            role: if state.leads.is_some() { Role::Leader } else { Role::Follower },
+            role: if leads { Role::Leader } else { Role::Follower },
             blocked: self.handle.blocked(),
             running: state.is_running(),
         }

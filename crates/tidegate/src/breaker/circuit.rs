@@ -407,6 +407,14 @@ impl Circuit {
         }
     }
 
+    /// Has a task where the runtime of the last one has ended: without one an open circuit would stay open.
+    pub(super) fn look_after(&self) {
+        let mut state = self.lock();
+        if state.phase != Phase::Stopped {
+            self.ensure_running(&mut state);
+        }
+    }
+
     /// Counts a call that was blocked.
     pub(super) fn count_blocked(&self) {
         self.blocked.fetch_add(1, Ordering::Relaxed);

@@ -207,8 +207,8 @@ where
                 },
                 StageProjection::Asking { ticket } => {
                     let Some(pass) = ready!(Pin::new(ticket).poll(context)) else {
-                        // It may have closed meanwhile.
-                        if matches!(circuit.standing(), Standing::Closed(_)) {
+                        // It may have closed meanwhile, or stopped.
+                        if !matches!(circuit.standing(), Standing::Open(_)) {
                             this.stage.set(Stage::New);
                             continue;
                         }
@@ -294,6 +294,7 @@ impl Circuit {
     /// A call is blocked.
     #[cold]
     fn block<E>(&self) -> ExecuteError<E> {
+        self.look_after();
         self.count_blocked();
         ExecuteError::CircuitOpen { id: self.member.id.clone(), since: self.since() }
     }

@@ -175,16 +175,13 @@ impl Circuit {
             if now.since(lost.first_sent) < REMEMBERED {
                 return Some(lost.request.clone());
             }
-            let (reports, mut rest): (Vec<_>, Vec<_>) =
-                lost.request.acts.drain(..).partition(|act| matches!(act, CircuitAct::Report { .. }));
-            // What lives shorter than it was lost for is asked anew.
-            rest.retain(|act| !matches!(act, CircuitAct::Trial { .. }));
-            let dropped = reports.iter().map(results_of).sum();
+            let acts = std::mem::take(&mut lost.request.acts);
             state.flying = None;
+            let dropped = acts.iter().map(results_of).sum();
             if dropped > 0 {
                 state.notices.push_back(Notice::Undelivered(dropped));
             }
-            for act in rest.into_iter().rev() {
+            for act in acts.into_iter().rev().filter(is_said_later) {
                 state.outbox.push_front(act);
             }
         }
@@ -356,10 +353,15 @@ impl Circuit {
                 }
                 state.leads = Some(took.leadership(leader.fence, leader.until_ms));
             }
-            (CircuitAct::Renew { fence }, CircuitDid::Renewed(Some(until_ms))) if state.leads.is_some() => {
+            (CircuitAct::Renew { fence }, CircuitDid::Renewed(Some(until_ms)))
+                if state.leads.as_ref().is_some_and(|leads| leads.fence == *fence) =>
+            {
                 state.leads = Some(took.leadership(*fence, until_ms));
             }
-            (_, CircuitDid::Renewed(None) | CircuitDid::Resigned(_)) => self.follow(state),
+            (
+                CircuitAct::Renew { fence } | CircuitAct::Resign { fence },
+                CircuitDid::Renewed(None) | CircuitDid::Resigned(_),
+            ) if state.leads.as_ref().is_some_and(|leads| leads.fence == *fence) => self.follow(state),
             (CircuitAct::Verdict { .. }, CircuitDid::Judged(_)) => state.judging = false,
             (CircuitAct::Trial { ask }, CircuitDid::Trial(trial)) => {
                 self.take_trial(state, *ask, trial, took.store_now, took.sent);
@@ -432,6 +434,19 @@ impl Took {
         let lives = Moment::from_millis(until_ms).since(self.store_now);
         Leadership { fence, renew_at: self.sent.plus(lives / 3), until: self.sent.plus(lives) }
     }
+}
+
+/// Whether an act that was lost for long is still to be said; what was asked for is asked anew, if it is still wanted.
+const fn is_said_later(act: &CircuitAct) -> bool {
+    matches!(
+        act,
+        CircuitAct::Open { .. }
+            | CircuitAct::Resign { .. }
+            | CircuitAct::Verdict { .. }
+            | CircuitAct::Schedule { .. }
+            | CircuitAct::GiveBack { .. }
+            | CircuitAct::TrialResult { .. }
+    )
 }
 
 /// How many results an act reports.
