@@ -3,13 +3,13 @@
 // Helpers of tests are in no test by the lint's count.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-use std::{error::Error, fmt::Debug, time::Duration};
+use std::{error::Error, fmt::Debug, sync::Arc, time::Duration};
 
 use tidegate::{
-    Acquire, AcquireError, AdaptiveSemaphore, BuildError, CallError, Capability, Class, Concurrency,
-    ControlError, Invalid, Job, LastCause, LeaseLost, MemoryStore, OnSuperseded, Outcome, Rule, StoreError,
-    Token, Trouble, Valve, ValveBuilder,
-    contract::{Cause, Epoch, Name, RuleKey},
+    Acquire, AcquireError, AdaptiveSemaphore, BuildError, CallError, Capability, CheckError, CheckKind,
+    Class, Concurrency, ControlError, ExecuteError, Invalid, Job, LastCause, LeaseLost, MemoryStore,
+    OnSuperseded, Outcome, Rule, StartError, StoreError, Token, Trouble, Valve, ValveBuilder,
+    contract::{Cause, Epoch, Name, RuleKey, time::Moment},
 };
 use tokio::time::advance;
 
@@ -56,6 +56,29 @@ fn acquire_errors() -> Vec<(AcquireError, &'static str)> {
     ]
 }
 
+fn start_errors() -> Vec<(StartError, &'static str)> {
+    vec![
+        (StartError::InvalidOptions { id: id(), source: invalid().into() }, "invalid_options"),
+        (StartError::PolicySuperseded { id: id(), own: 1, pinned: 2 }, "policy_superseded"),
+    ]
+}
+
+/// Those of its own; the others are those of an acquire, and the call's.
+fn execute_errors() -> Vec<(ExecuteError<LeaseLost>, &'static str)> {
+    vec![
+        (ExecuteError::CircuitOpen { id: id(), since: Moment::from_millis(7) }, "circuit_open"),
+        (ExecuteError::NotStarted { id: id() }, "not_started"),
+    ]
+}
+
+fn check_errors() -> Vec<CheckError> {
+    vec![
+        CheckError::Timeout(ms(500)),
+        CheckError::Failed(Arc::new(lost())),
+        CheckError::Panicked("oh no".into()),
+    ]
+}
+
 fn control_errors() -> Vec<(ControlError, &'static str)> {
     vec![
         (ControlError::InvalidOptions { id: id(), source: invalid().into() }, "invalid_options"),
@@ -75,6 +98,10 @@ fn troubles() -> Vec<(Trouble, &'static str)> {
         (Trouble::DebtCut { id: id(), cut: 12 }, "debt_cut"),
         (Trouble::NotSettled { id: id(), source: invalid() }, "invalid_options"),
         (Trouble::Undelivered { id: id(), dropped: 4 }, "undelivered"),
+        (
+            Trouble::CheckFailed { id: id(), kind: CheckKind::Idle, source: CheckError::Timeout(ms(500)) },
+            "check_failed",
+        ),
         (Trouble::Panicked { id: id(), place: "on_limit_change", message: "oh no".into() }, "panicked"),
     ]
 }
@@ -130,6 +157,11 @@ fn bi_5_every_error_reads_in_lower_case_and_repeats_nothing_of_its_source() {
     check(&CallError::Call(lost()));
     acquire_errors().iter().for_each(|(error, _)| check(error));
     control_errors().iter().for_each(|(error, _)| check(error));
+    start_errors().iter().for_each(|(error, _)| check(error));
+    execute_errors().iter().for_each(|(error, _)| check(error));
+    check(&ExecuteError::<LeaseLost>::Acquire(AcquireError::Closed { id: id() }));
+    check(&ExecuteError::Call(lost()));
+    check_errors().iter().for_each(|error| check(error));
     troubles().iter().for_each(|(error, _)| check(error));
     assert_eq!(read, kinds(include_str!("../src/error.rs")), "every kind that there is");
     read = 0;
@@ -160,6 +192,14 @@ fn bi_5_every_error_has_the_id_and_a_stable_code() {
     }
     assert!(acquire_errors().iter().all(|(error, _)| *error.id() == id()));
     assert!(control_errors().iter().all(|(error, _)| *error.id() == id()));
+    assert!(start_errors().iter().all(|(error, _)| *error.id() == id()));
+    for (error, code) in acquire_errors() {
+        assert_eq!(ExecuteError::<LeaseLost>::Acquire(error).code(), code);
+    }
+    assert_eq!(ExecuteError::Call(lost()).code(), "call");
+    assert_eq!(ExecuteError::Call(lost()).call(), Some(lost()));
+    check(start_errors(), StartError::code);
+    check(execute_errors(), ExecuteError::code);
     assert!(troubles().iter().all(|(error, _)| *error.id() == id()));
     for (error, code) in acquire_errors() {
         assert_eq!(CallError::<LeaseLost>::Acquire(error).code(), code);

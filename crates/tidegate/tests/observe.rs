@@ -15,9 +15,9 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, SharedString, Unit};
 use tidegate::{
-    Acquire, AcquireError, AcquireResult, Adaptive, AdaptiveSemaphore, Aimd, Class, Concurrency, Direction,
-    Event, Job, LastCause, MemoryStore, Metrics, Outcome, Recorder, Rule, Store, StoreError, Valve,
-    ValveBuilder,
+    Acquire, AcquireError, AcquireResult, Adaptive, AdaptiveSemaphore, Aimd, BreakerBuilder, CircuitBreaker,
+    Class, Concurrency, Consecutive, Constant, Direction, Event, ExecuteError, HealthCheck, Job, LastCause,
+    MemoryStore, Metrics, Outcome, Recorder, Rule, Store, StoreError, Valve, ValveBuilder,
     contract::{Bound, Id, Page, Policy, limit::LimitPolicy},
 };
 use tokio::time::{advance, sleep};
@@ -183,8 +183,9 @@ async fn ob_1_the_documentation_and_the_code_name_the_same_metrics() {
     let (fleet, exporter) = (Fleet::new(), Exporter::default());
     let builder = fleet.builder(5).class(Class::reserved("interactive", 0.2)).metrics(Metrics::new());
     let _semaphore = exporter.with(|| builder.build(fleet.store.clone())).unwrap();
+    let _breaker = exporter.with(|| breaker().build(fleet.store.clone())).unwrap();
     let documented = documented();
-    assert_eq!(documented.len(), 13, "the table was read");
+    assert_eq!(documented.len(), 20, "both tables were read");
     assert_eq!(exporter.names(), documented.keys().cloned().collect::<BTreeSet<_>>());
     for (name, kind, labels) in exporter.all() {
         let documented = &documented[&name];
@@ -197,6 +198,43 @@ async fn ob_1_the_documentation_and_the_code_name_the_same_metrics() {
         };
         assert!(name.ends_with(suffix), "{name} is a {kind}");
     }
+}
+
+fn breaker() -> BreakerBuilder {
+    let health = HealthCheck::new(Constant::every(ms(100)), |_| async { Err::<(), _>("down") });
+    CircuitBreaker::builder(ID).strategy(Consecutive::new(2)).recovery(health).metrics(Metrics::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn ob_1_a_breaker_counts_from_0_and_shows_calls_blocks_checks_and_state() {
+    let (fleet, exporter) = (Fleet::new(), Exporter::default());
+    let builder = breaker().clock(fleet.clock);
+    let breaker = exporter.with(|| builder.build(fleet.store.clone())).unwrap();
+    let named = |kind, result| [("id", ID), ("type", kind), ("result", result)];
+    let counts = || {
+        let checks = ["recovery", "idle"].map(|kind| {
+            ["success", "failure"].map(|result| exporter.counter("health_checks_total", &named(kind, result)))
+        });
+        let changes = ["open", "closed"].map(|to| exporter.counter("circuit_changes_total", &[("type", to)]));
+        (exporter.counter("blocked_total", &[("id", ID)]), checks, changes)
+    };
+    assert_eq!(counts(), (0, [[0; 2]; 2], [0; 2]));
+    assert_eq!(exporter.gauge("circuit_open", &[]), 0.0);
+    breaker.start().await.unwrap();
+    assert_eq!(breaker.execute(|| async { Ok::<u8, &str>(1) }).await, Ok(1));
+    for _ in 0..2 {
+        assert_eq!(breaker.execute(|| async { Err::<(), _>("no") }).await, Err(ExecuteError::Call("no")));
+    }
+    sleep(ms(20)).await;
+    assert_eq!(exporter.gauge("circuit_open", &[]), 1.0);
+    assert!(breaker.execute(|| async { Ok::<u8, &str>(1) }).await.is_err());
+    sleep(ms(100)).await;
+    assert_eq!(counts(), (1, [[0, 1], [0, 0]], [1, 0]));
+    assert_eq!(exporter.gauge("circuit_leader", &[]), 1.0);
+    assert_eq!(exporter.times("call_duration_seconds", &[("result", "failure")]).len(), 2);
+    assert_eq!(exporter.times("call_duration_seconds", &[("result", "success")]).len(), 1);
+    breaker.stop().await;
+    assert_eq!(exporter.gauge("circuit_leader", &[]), 0.0);
 }
 
 #[tokio::test(start_paused = true)]
