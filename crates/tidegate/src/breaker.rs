@@ -55,8 +55,8 @@ use gate::{Throttled, sealed::Asks};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # async fn ping() -> Result<(), String> { Ok(()) }
-/// # async fn call_provider() -> Result<u32, String> { Ok(7) }
+/// # async fn ping() -> Result<(), std::io::Error> { Ok(()) }
+/// # async fn call_provider() -> Result<u32, std::io::Error> { Ok(7) }
 /// let breaker = CircuitBreaker::builder("my-service-api")
 ///     .strategy(Consecutive::new(5))
 ///     .recovery(HealthCheck::new(Constant::every(Duration::from_secs(5)), |_kind| ping()))

@@ -32,6 +32,22 @@ use crate::{
 };
 
 /// A call that will be made if the circuit lets it. Awaiting it looks, waits where calls are gated, calls and records.
+///
+/// The class, timeout and classifier of a permit are there to be set only where calls are gated; without a gate this does
+/// not compile:
+/// ```compile_fail
+/// # async fn call(breaker: tidegate::CircuitBreaker) {
+/// let _ = breaker.execute(|| async { Ok::<(), String>(()) }).class("interactive").await;
+/// # }
+/// ```
+/// and with one it does:
+/// ```
+/// # async fn call(breaker: tidegate::CircuitBreaker<tidegate::Gated<tidegate::AdaptiveSemaphore>>) {
+/// let _ = breaker.execute(|| async { Ok::<(), String>(()) }).class("interactive").await;
+/// # }
+/// ```
+///
+/// Spec: CO-6.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Execute<F, G, J> {
     pub(super) circuit: Arc<Circuit>,
