@@ -33,7 +33,7 @@ mod run;
 mod strategy;
 mod trial;
 
-pub use execute::{Execute, Executing};
+pub use execute::{Execute, Executing, Holding, Plain, Starts, Told};
 pub use gate::{
     AnyFailure, Classify, FailureWhen, Gate, Gated, Judge, Once, OutcomeOnError, Primitive, Ungated,
 };
@@ -191,10 +191,18 @@ impl<G, J> CircuitBreaker<G, J> {
     /// [`on_cancel`](BreakerBuilder::on_cancel) says.
     ///
     /// Spec: CB-5, CO-1 to CO-5.
-    pub fn execute<F, Fut, T, E>(&self, call: F) -> Execute<F, G, J>
+    pub fn execute<F, Fut, T, E>(&self, call: F) -> Execute<Plain<F>, G, J>
     where
         F: FnOnce() -> Fut,
         Fut: Future<Output = Result<T, E>>,
+        G: Clone,
+        J: Clone,
+    {
+        self.executing(Plain(call))
+    }
+
+    fn executing<F>(&self, call: F) -> Execute<F, G, J>
+    where
         G: Clone,
         J: Clone,
     {
@@ -233,6 +241,23 @@ impl<G, J> CircuitBreaker<G, J> {
     /// Spec: CB-6.
     pub fn role(&self) -> Role {
         self.state().role
+    }
+}
+
+impl<P: Primitive, C: Clone, J: Clone> CircuitBreaker<Gated<P, C>, J> {
+    /// As [`execute`](Self::execute), with a call that is told of its permit: its fence guards what the call touches.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    ///
+    /// # Cancel safety
+    /// As [`execute`](Self::execute).
+    pub fn execute_with<F, Fut, T, E>(&self, call: F) -> Execute<Told<F>, Gated<P, C>, J>
+    where
+        F: FnOnce(Holding) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        self.executing(Told(call))
     }
 }
 

@@ -38,9 +38,9 @@ pub use tidegate_core::{
 
 pub use breaker::{
     AnyFailure, Backoff, BreakerBuilder, BreakerState, CheckKind, CircuitBreaker, Classify, Consecutive,
-    Constant, Count, Execute, Executing, Exponential, FailureWhen, Gate, Gated, HalfOpen, HealthCheck, Judge,
-    OnCancel, Once, OpensWhen, OutcomeOnError, Primitive, Recent, Recovery, Role, Sampling, StateChange,
-    Strategy, Ungated,
+    Constant, Count, Execute, Executing, Exponential, FailureWhen, Gate, Gated, HalfOpen, HealthCheck,
+    Holding, Judge, OnCancel, Once, OpensWhen, OutcomeOnError, Plain, Primitive, Recent, Recovery, Role,
+    Sampling, Starts, StateChange, Strategy, Told, Ungated,
 };
 pub use call::{AlwaysFailure, Calling, Release, WithPermit};
 pub use error::{

@@ -459,6 +459,19 @@ async fn co_5_a_valve_gates_with_the_job_of_the_breaker_or_of_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn co_5_a_call_can_be_told_of_its_lease() {
+    let world = World::new();
+    let semaphore = world.semaphore(2);
+    let breaker = world.builder().gate(semaphore.clone()).build(world.store.clone()).unwrap();
+    breaker.start().await.unwrap();
+    let other = semaphore.acquire(Acquire::once()).await.unwrap();
+    let held = breaker.execute_with(|held| async move { Ok::<_, &str>(held) }).await.unwrap();
+    let token = held.token.unwrap();
+    assert_eq!((token.slot, held.limit), (1, 2));
+    assert!(token.fence > other.fence().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn co_6_the_breaker_never_closes_the_semaphore() {
     let world = World::new();
     let semaphore = world.semaphore(2);

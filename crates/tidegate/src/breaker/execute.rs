@@ -15,7 +15,7 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tidegate_core::{Outcome, circuit::Verdict, time::Moment};
+use tidegate_core::{Outcome, Token, circuit::Verdict, time::Moment};
 
 use super::{
     OnCancel,
@@ -116,9 +116,60 @@ impl<F, C, J> Execute<F, Gated<Valve, C>, J> {
     }
 }
 
+/// What a call is told of its permit: enough to guard what it touches.
+///
+/// Spec: ST-9.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Holding {
+    /// The lease; none where concurrency is not bounded, and for a permit that this process granted alone.
+    pub token: Option<Token>,
+    /// The limit in force at the grant; 0 where there is none.
+    pub limit: u32,
+}
+
+impl Holding {
+    fn of(permit: &Permit) -> Self {
+        Self { token: permit.token(), limit: permit.limit() }
+    }
+}
+
+/// A call that is told nothing of its permit.
+#[derive(Clone, Copy)]
+pub struct Plain<F>(pub(super) F);
+
+/// A call that is told of its permit.
+#[derive(Clone, Copy)]
+pub struct Told<F>(pub(super) F);
+
+/// How a call begins.
+pub trait Starts {
+    /// The call, running.
+    type Call;
+
+    /// Begins it.
+    fn start(self, permit: impl FnOnce() -> Option<Holding>) -> Self::Call;
+}
+
+impl<F: FnOnce() -> Fut, Fut> Starts for Plain<F> {
+    type Call = Fut;
+
+    fn start(self, _: impl FnOnce() -> Option<Holding>) -> Fut {
+        (self.0)()
+    }
+}
+
+impl<F: FnOnce(Holding) -> Fut, Fut> Starts for Told<F> {
+    type Call = Fut;
+
+    fn start(self, permit: impl FnOnce() -> Option<Holding>) -> Fut {
+        (self.0)(permit().unwrap_or(Holding { token: None, limit: 0 }))
+    }
+}
+
 impl<F, Fut, T, E, G, J> IntoFuture for Execute<F, G, J>
 where
-    F: FnOnce() -> Fut,
+    F: Starts<Call = Fut>,
     Fut: Future<Output = Result<T, E>>,
     G: Gate<E>,
     J: Judge<E>,
@@ -187,7 +238,7 @@ impl<F, Fut, G, J> std::fmt::Debug for Executing<F, Fut, G, J> {
 
 impl<F, Fut, T, E, G, J> Future for Executing<F, Fut, G, J>
 where
-    F: FnOnce() -> Fut,
+    F: Starts<Call = Fut>,
     Fut: Future<Output = Result<T, E>>,
     G: Gate<E>,
     J: Judge<E>,
@@ -204,7 +255,7 @@ where
                     Standing::NotStarted => circuit.not_started(),
                     Standing::Closed(generation) => match this.gate.seek() {
                         None => {
-                            begin(circuit, generation, this.begun, this.call, &mut this.stage);
+                            begin(circuit, generation, this.begun, this.call, this.permit, &mut this.stage);
                             continue;
                         }
                         Some(Seeking(Ok(acquiring))) => {
@@ -235,7 +286,7 @@ where
                     *this.pass = Some(pass);
                     match this.gate.seek() {
                         None => {
-                            begin(circuit, generation, this.begun, this.call, &mut this.stage);
+                            begin(circuit, generation, this.begun, this.call, this.permit, &mut this.stage);
                             continue;
                         }
                         Some(Seeking(Ok(acquiring))) => {
@@ -251,7 +302,14 @@ where
                         Poll::Ready(Ok(permit)) => match circuit.may_run(this.pass) {
                             Ok(generation) => {
                                 *this.permit = Some(permit);
-                                begin(circuit, generation, this.begun, this.call, &mut this.stage);
+                                begin(
+                                    circuit,
+                                    generation,
+                                    this.begun,
+                                    this.call,
+                                    this.permit,
+                                    &mut this.stage,
+                                );
                                 continue;
                             }
                             Err(error) => {
@@ -350,9 +408,10 @@ fn begin<F, Fut>(
     generation: u64,
     begun: &mut Option<Begun>,
     call: &mut Option<F>,
+    permit: &Option<Permit>,
     stage: &mut Pin<&mut Stage<Fut>>,
 ) where
-    F: FnOnce() -> Fut,
+    F: Starts<Call = Fut>,
 {
     circuit.stir();
     let times = matches!(circuit.on_cancel, OnCancel::FailureAfter(_)) || circuit.hooks.records();
@@ -361,7 +420,7 @@ fn begin<F, Fut>(
     *begun = Some(Begun { generation, at, polled: true });
     match call.take() {
         Some(call) => {
-            let call = call();
+            let call = call.start(|| permit.as_ref().map(Holding::of));
             if let Some(begun) = begun {
                 begun.polled = false;
             }
