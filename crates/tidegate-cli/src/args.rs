@@ -58,6 +58,9 @@ Examples:
   tidegate demo --store redis://127.0.0.1:6379 --processes 4
           The same fleet in four processes on one Redis; kill one of them and see its slots come back
 
+  tidegate demo --breaker
+          The provider fails for a while; the circuit opens for all, one process probes, and all resume
+
   tidegate demo --plot limit.svg
           Also draw the limit and the ceiling into a file
 
@@ -172,6 +175,33 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "URL", allow_hyphen_values = true, value_parser = url)]
     pub(crate) url: Option<Uri>,
 
+    /// Put a circuit breaker before the calls, and have the provider fail for a while: the fleet stops calling it,
+    /// one process looks whether it is back, and all resume
+    #[arg(long)]
+    pub(crate) breaker: bool,
+
+    /// When the provider begins to fail [default: after 40 % of the run]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        allow_hyphen_values = true,
+        value_parser = moment,
+        requires = "breaker",
+        conflicts_with = "url"
+    )]
+    pub(crate) outage_at: Option<Duration>,
+
+    /// For how long it fails [default: 20 % of the run]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        allow_hyphen_values = true,
+        value_parser = moment,
+        requires = "breaker",
+        conflicts_with = "url"
+    )]
+    pub(crate) outage_for: Option<Duration>,
+
     /// Also draw the limit, the ceiling and the throttled calls into this SVG file
     #[arg(long, value_name = "FILE.svg", allow_hyphen_values = true)]
     pub(crate) plot: Option<PathBuf>,
@@ -188,7 +218,11 @@ calls, ok, throttled and failed count the calls answered within the time. goodpu
 provider could have served at its ceiling in that time, at the mean service time that it measured. \
 over_admission is how far live leases ever exceeded the limit in force at a grant, and leases_left what the \
 store still holds at the end: both are 0. leases_left is null where the store does not say. store_away (how \
-often the store did not answer a worker) and processes_lost are there only where they are not 0.";
+often the store did not answer a worker) and processes_lost are there only where they are not 0.
+
+With --breaker there are also: blocked, the calls that the open circuit blocked; opened_at_s and closed_at_s, \
+when it first opened and last closed; calls_while_open, those that began when every process knew that it was \
+open (0, as it should be); and open_reached_all_ms, from the opening until the last process knew.";
 
 /// The error for a value of `demo` that does not fit together with the rest.
 pub(crate) fn refuse_demo(option: &str, value: impl Display, allowed: impl Display) -> clap::Error {
@@ -223,6 +257,10 @@ fn latency(text: &str) -> Result<Duration, String> {
 
 fn pace(text: &str) -> Result<Duration, String> {
     duration(text, Duration::from_millis(10)..=Duration::from_secs(3_600))
+}
+
+fn moment(text: &str) -> Result<Duration, String> {
+    duration(text, Duration::from_millis(100)..=Duration::from_secs(3_600))
 }
 
 fn whole(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {

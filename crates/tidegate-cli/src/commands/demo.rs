@@ -2,6 +2,7 @@
 
 mod audit;
 mod chart;
+mod circuit;
 mod crew;
 mod fleet;
 mod lines;
@@ -25,7 +26,8 @@ use hyper::Uri;
 use tokio::net::TcpStream;
 use tokio::time;
 
-use self::fleet::{Fleet, Setup};
+use self::circuit::Outage;
+use self::fleet::{BreakerSetup, Fleet, Setup};
 use self::plot::Picture;
 use self::progress::Progress;
 use self::provider::Provider;
@@ -69,7 +71,7 @@ struct Plan {
 
 /// Who is called.
 enum Target {
-    BuiltIn { schedule: Schedule, latency: Duration },
+    BuiltIn { schedule: Schedule, latency: Duration, outage: Option<Outage> },
     Url(Uri),
 }
 
@@ -106,12 +108,13 @@ impl Plan {
         if let Some(path) = &args.plot {
             plot::check(path).map_err(|why| refuse_demo("--plot <FILE.svg>", path.display(), why))?;
         }
+        let outage = outage(args, run_for)?;
         let schedule = Schedule::new(args.ceiling, changes);
         let (target, workers, slowest) = match &args.url {
             Some(url) => (Target::Url(url.clone()), WORKERS, Duration::ZERO),
             None => {
                 let workers = schedule.highest().saturating_mul(WORKERS_PER_PLACE);
-                (Target::BuiltIn { schedule, latency: args.latency }, workers, args.latency * 2)
+                (Target::BuiltIn { schedule, latency: args.latency, outage }, workers, args.latency * 2)
             }
         };
         let workers = args.workers.unwrap_or(workers.max(args.processes));
@@ -119,7 +122,12 @@ impl Plan {
             let allowed = format!("allowed is at most one for each worker, and there are {workers}");
             return Err(refuse_demo("--processes <N>", args.processes, allowed));
         }
+        let health = match target {
+            Target::BuiltIn { .. } => Some(provider::HEALTH.to_owned()),
+            Target::Url(_) => None,
+        };
         let setup = Setup {
+            breaker: args.breaker.then_some(BreakerSetup { health }),
             workers,
             initial: args.initial,
             growth: args.growth,
@@ -138,8 +146,8 @@ impl Plan {
         let mut fleet = Fleet::open(&self.store, self.processes, &self.setup).await?;
         let start = Instant::now();
         let (provider, url) = match &self.target {
-            Target::BuiltIn { schedule, latency } => {
-                let provider = Provider::start(schedule.clone(), *latency, start)
+            Target::BuiltIn { schedule, latency, outage } => {
+                let provider = Provider::start(schedule.clone(), *latency, *outage, start)
                     .await
                     .context("the provider found no free port of 127.0.0.1")?;
                 let url =
@@ -180,12 +188,13 @@ impl Plan {
         ended: fleet::Ended,
     ) -> anyhow::Result<Exit> {
         let known = match (&self.target, counts) {
-            (Target::BuiltIn { schedule, latency }, Some(counts)) => {
+            (Target::BuiltIn { schedule, latency, .. }, Some(counts)) => {
                 Some(Known { schedule, latency: *latency, counts })
             }
             _ => None,
         };
         let limits = log.limits();
+        let open = log.open(lasted);
         let report = Report::new(self.setup.workers, lasted, known.as_ref(), &limits, ended);
         let text = if self.json {
             serde_json::to_string(&report)?
@@ -200,6 +209,7 @@ impl Plan {
                 limits: &limits,
                 ceiling: self.schedule(),
                 throttles: &log.throttles(),
+                open: &open,
             };
             plot::write(path, &picture).with_context(|| format!("the plot {}", path.display()))?;
         }
@@ -233,8 +243,28 @@ impl Plan {
             1 => String::new(),
             many => format!(" in {many} processes"),
         };
-        format!("{} workers{processes} against {provider}, growth {growth}", self.setup.workers)
+        let breaker = if self.setup.breaker.is_some() { ", with a breaker" } else { "" };
+        format!("{} workers{processes} against {provider}, growth {growth}{breaker}", self.setup.workers)
     }
+}
+
+/// When the provider fails: where that is not said, for a fifth of the run, from two fifths on.
+fn outage(args: &DemoArgs, run_for: Duration) -> Result<Option<Outage>, clap::Error> {
+    if !args.breaker {
+        return Ok(None);
+    }
+    let at = args.outage_at.unwrap_or(run_for * 2 / 5);
+    if at >= run_for {
+        let allowed = format!("allowed is a moment before the end, which is after {} s", args.seconds);
+        return Err(refuse_demo("--outage-at <DURATION>", humantime::format_duration(at), allowed));
+    }
+    let lasts = args.outage_for.unwrap_or_else(|| (run_for / 5).min(run_for - at));
+    if lasts > run_for - at {
+        let left = humantime::format_duration(run_for - at);
+        let allowed = format!("allowed is at most what is left of the run then, {left}");
+        return Err(refuse_demo("--outage-for <DURATION>", humantime::format_duration(lasts), allowed));
+    }
+    Ok(Some(Outage { at, lasts }))
 }
 
 /// Shows the fleet until the end of the run, or Ctrl-C.

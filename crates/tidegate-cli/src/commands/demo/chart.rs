@@ -34,6 +34,8 @@ pub(super) struct Scene<'a> {
     pub(super) ceiling: Option<&'a Schedule>,
     /// When calls were throttled.
     pub(super) throttles: &'a [Duration],
+    /// When the circuit was open; none without a breaker.
+    pub(super) open: Option<&'a [(Duration, Duration)]>,
 }
 
 /// What a piece of a line is, and so its colour.
@@ -150,14 +152,15 @@ fn frame(scene: &Scene<'_>, columns: usize) -> Vec<Line> {
         lines.push(line);
     }
     lines.push(plot.throttles(scene.throttles));
+    lines.extend(scene.open.map(|open| plot.open(open)));
     lines.push(vec![(format!("{:>w$}└{}", "", "─".repeat(width), w = MARGIN - 1), Ink::Faint)]);
     lines.push(vec![(plot.times(), Ink::Plain)]);
     lines.push(vec![(format!("  {}", scene.status), Ink::Plain)]);
-    lines.push(legend(scene.ceiling.is_some()));
+    lines.push(legend(scene.ceiling.is_some(), scene.open.is_some()));
     lines
 }
 
-fn legend(ceiling: bool) -> Line {
+fn legend(ceiling: bool, breaker: bool) -> Line {
     let mut line =
         vec![("  ".to_owned(), Ink::Plain), ("⠒⠒".to_owned(), Ink::Limit), (" limit".to_owned(), Ink::Plain)];
     if ceiling {
@@ -166,6 +169,10 @@ fn legend(ceiling: bool) -> Line {
     }
     line.push(("   ×".to_owned(), Ink::Throttle));
     line.push((" throttled".to_owned(), Ink::Plain));
+    if breaker {
+        line.push(("   ■".to_owned(), Ink::Throttle));
+        line.push((" circuit open".to_owned(), Ink::Plain));
+    }
     line
 }
 
@@ -229,6 +236,20 @@ impl Plot {
         }
         vec![
             (format!("{:>w$} ", "429", w = MARGIN - 2), Ink::Plain),
+            ("│".to_owned(), Ink::Faint),
+            (marks.into_iter().collect(), Ink::Throttle),
+        ]
+    }
+
+    /// The line that marks when the circuit was open.
+    fn open(&self, times: &[(Duration, Duration)]) -> Line {
+        let mut marks = vec![' '; self.width];
+        for &(from, to) in times {
+            let (from, to) = (self.x(from, self.width), self.x(to, self.width));
+            marks.iter_mut().take(to + 1).skip(from).for_each(|mark| *mark = '■');
+        }
+        vec![
+            (format!("{:>w$} ", "open", w = MARGIN - 2), Ink::Plain),
             ("│".to_owned(), Ink::Faint),
             (marks.into_iter().collect(), Ink::Throttle),
         ]
@@ -309,7 +330,7 @@ mod tests {
 
     fn scene<'a>(limits: &'a [(Duration, u32)], ceiling: Option<&'a Schedule>) -> Scene<'a> {
         let (span, now) = (SECOND * 20, SECOND * 10);
-        Scene { title: "title", status: "status", span, now, limits, ceiling, throttles: &[] }
+        Scene { title: "title", status: "status", span, now, limits, ceiling, throttles: &[], open: None }
     }
 
     #[test]

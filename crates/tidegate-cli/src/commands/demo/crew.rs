@@ -1,7 +1,8 @@
 //! The workers of one process: each calls a provider as fast as it is let, all bounded by one adaptive semaphore.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::future::IntoFuture as _;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
@@ -11,13 +12,17 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate::{
-    Acquire, AcquireError, AdaptiveSemaphore, Aimd, BuildError, Growth, Lease, Outcome, Release, Store,
+    Acquire, AcquireError, AdaptiveSemaphore, Aimd, BuildError, CircuitBreaker, Consecutive, Constant,
+    ExecuteError, Gated, Growth, HealthCheck, Holding, Lease, OnCancel, Outcome, OutcomeOnError, Position,
+    Release, Store,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::audit::Held;
-use super::fleet::{Answer, Call, Event, Setup, View};
+use super::circuit::Turn;
+use super::fleet::{Answer, Call, Event, Setup, View, locked};
+use super::lines::to_wall;
 use super::store;
 use crate::args::GrowthArg;
 
@@ -32,12 +37,23 @@ const REST_AFTER_FAILURE: Duration = Duration::from_millis(100);
 /// How long a store that is away is waited for at the end.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// The circuit opens after so many failures in a row, of the whole fleet.
+const FAILURES: u32 = 5;
+/// How long after an opening, or a check that failed, the next check comes.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+/// What a check takes at most.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Stands before the calls of a process.
+pub(super) type Breaker = CircuitBreaker<Gated<AdaptiveSemaphore, OutcomeOnError<Refusal>>>;
+
 /// Who is told what happens.
 pub(super) type Sink = Arc<dyn Fn(Event) + Send + Sync>;
 
 /// The workers of this process.
 pub(super) struct Crew {
     semaphore: AdaptiveSemaphore,
+    breaker: Option<Breaker>,
     phase: watch::Sender<Phase>,
     workers: JoinSet<()>,
     sink: Sink,
@@ -79,24 +95,100 @@ pub(super) fn semaphore(
         .build(store)
 }
 
+/// The breaker of a process, started, where the fleet has one.
+///
+/// # Errors
+///
+/// The breaker refused its options, or the store refused the breaker.
+pub(super) async fn breaker(
+    setup: &Setup,
+    id: &str,
+    store: impl Store,
+    semaphore: &AdaptiveSemaphore,
+    start: Instant,
+    target: &Uri,
+    sink: &Sink,
+) -> anyhow::Result<Option<Breaker>> {
+    let Some(wanted) = &setup.breaker else { return Ok(None) };
+    let health = match &wanted.health {
+        Some(path) => Uri::builder()
+            .scheme("http")
+            .authority(target.authority().map_or("", |authority| authority.as_str()))
+            .path_and_query(path.as_str())
+            .build()?,
+        None => target.clone(),
+    };
+    let client = client(CHECK_TIMEOUT);
+    let check = HealthCheck::new(Constant::every(CHECK_EVERY), move |_kind| {
+        let (client, health) = (client.clone(), health.clone());
+        async move {
+            let (status, _) = exchange(&client, health).await?;
+            if status.is_success() { Ok(()) } else { Err(anyhow::anyhow!("answered {status}")) }
+        }
+    });
+    let sink = Arc::clone(sink);
+    let origin = to_wall(start).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let breaker = CircuitBreaker::builder(id)
+        .strategy(Consecutive::new(FAILURES))
+        .recovery(check.timeout(CHECK_TIMEOUT))
+        .on_cancel(OnCancel::Ignore)
+        // A failed check is no trouble here, but what is to be seen.
+        .on_error(|_| {})
+        .on_state_change(move |change| {
+            let decided = Duration::from_micros(change.at.micros()).saturating_sub(origin);
+            let seen = start.elapsed().max(decided);
+            sink(Event::Circuit(Turn { open: change.to == Position::Open, decided, seen }));
+        })
+        .semaphore(semaphore.clone(), |refusal: &Refusal| match refusal {
+            Refusal::Throttled { rest: Some(rest) } => Release::throttled_for(*rest),
+            Refusal::Throttled { rest: None } => Outcome::Throttled.into(),
+            Refusal::Failed { .. } | Refusal::Cut => Outcome::Failure.into(),
+        })
+        .timeout(PATIENCE)
+        .ignore_throttled()
+        .build(store)?;
+    breaker.start().await?;
+    Ok(Some(breaker))
+}
+
+/// Why a call under a breaker was not served.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("throttled")]
+    Throttled {
+        /// How long the provider is left alone, where it asks for that.
+        rest: Option<Duration>,
+    },
+    #[error("{why}")]
+    Failed { why: String },
+    #[error("cut")]
+    Cut,
+}
+
+fn client(connect_timeout: Duration) -> Client<HttpConnector, Empty<Bytes>> {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(connect_timeout));
+    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
+}
+
 impl Crew {
     /// Lets workers call `target`. Moments are counted from `start`.
     pub(super) fn start(
         setup: &Setup,
         semaphore: AdaptiveSemaphore,
+        breaker: Option<Breaker>,
         start: Instant,
         target: &Uri,
         sink: &Sink,
     ) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(setup.call_timeout));
-        let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
+        let client = client(setup.call_timeout);
         let phase = watch::Sender::new(Phase::Run);
         let mut workers = JoinSet::new();
         for _ in 0..setup.workers {
             let worker = Worker {
                 semaphore: semaphore.clone(),
+                breaker: breaker.clone(),
                 client: client.clone(),
                 target: target.clone(),
                 sink: Arc::clone(sink),
@@ -107,7 +199,7 @@ impl Crew {
             };
             workers.spawn(worker.run());
         }
-        Self { semaphore, phase, workers, sink: Arc::clone(sink) }
+        Self { semaphore, breaker, phase, workers, sink: Arc::clone(sink) }
     }
 
     /// How it stands, without what it has counted.
@@ -135,6 +227,9 @@ impl Crew {
 
     /// Gives everything back to the store, as far as that answers.
     pub(super) async fn give_back(self) {
+        if let Some(breaker) = &self.breaker {
+            breaker.stop().await;
+        }
         let _ = tokio::time::timeout(FLUSH, self.semaphore.flush()).await;
         self.semaphore.close().await;
     }
@@ -149,6 +244,7 @@ pub(super) fn view(semaphore: &AdaptiveSemaphore) -> View {
 /// One worker.
 struct Worker {
     semaphore: AdaptiveSemaphore,
+    breaker: Option<Breaker>,
     client: Client<HttpConnector, Empty<Bytes>>,
     target: Uri,
     sink: Sink,
@@ -171,6 +267,14 @@ impl Worker {
     async fn run(mut self) {
         while *self.phase.borrow() == Phase::Run {
             let asked = self.start.elapsed();
+            if let Some(breaker) = self.breaker.clone() {
+                match self.execute(&breaker, asked).await {
+                    Next::Goes => {}
+                    Next::Rests => self.rest().await,
+                    Next::Ends => break,
+                }
+                continue;
+            }
             let lease = tokio::select! {
                 biased;
                 () = reached(&mut self.phase, Phase::Finish) => break,
@@ -197,6 +301,78 @@ impl Worker {
             if call.answer == Answer::Failed {
                 self.rest().await;
             }
+        }
+    }
+
+    /// One call under the breaker, which gates it by the semaphore.
+    async fn execute(&mut self, breaker: &Breaker, asked: Duration) -> Next {
+        let worker = &*self;
+        let made: Mutex<Option<(Holding, Duration)>> = Mutex::default();
+        let call = breaker.execute_with(|held| {
+            *locked(&made) = Some((held, worker.start.elapsed()));
+            worker.refused_or_served()
+        });
+        let mut phase = self.phase.clone();
+        let result = tokio::select! {
+            biased;
+            () = reached(&mut phase, Phase::Finish), if locked(&made).is_none() => return Next::Ends,
+            result = call.into_future() => result,
+        };
+        let (answer, next) = match result {
+            Ok(()) => (Answer::Ok, Next::Goes),
+            Err(ExecuteError::Call(Refusal::Throttled { .. })) => (Answer::Throttled, Next::Goes),
+            Err(ExecuteError::Call(Refusal::Failed { why })) => {
+                (self.sink)(Event::Failure { why });
+                (Answer::Failed, Next::Rests)
+            }
+            Err(ExecuteError::Call(Refusal::Cut)) => (Answer::Cut, Next::Goes),
+            Err(ExecuteError::CircuitOpen { .. }) => {
+                (self.sink)(Event::Blocked);
+                return Next::Rests;
+            }
+            Err(ExecuteError::Acquire(AcquireError::Timeout { .. })) => {
+                (self.sink)(Event::Timeout);
+                return Next::Goes;
+            }
+            Err(ExecuteError::Acquire(AcquireError::Unavailable { source, .. })) => {
+                (self.sink)(Event::Away { why: store::said(&source) });
+                return Next::Rests;
+            }
+            Err(error) => {
+                (self.sink)(Event::Broken { why: format!("{:#}", anyhow::Error::from(error)) });
+                return Next::Ends;
+            }
+        };
+        let released = self.start.elapsed();
+        let Some((held, granted)) = *locked(&made) else { return next };
+        let lease = held.token.map(|token| Held { fence: token.fence, limit: held.limit, granted, released });
+        (self.sink)(Event::Call(Call {
+            waited: granted.saturating_sub(asked),
+            lease,
+            answered: released,
+            answer,
+        }));
+        next
+    }
+
+    /// One call, as a breaker takes it.
+    async fn refused_or_served(&self) -> Result<(), Refusal> {
+        let mut phase = self.phase.clone();
+        let reply = tokio::select! {
+            biased;
+            () = reached(&mut phase, Phase::Cut) => Reply::Cut,
+            reply = self.call() => reply,
+        };
+        match reply {
+            Reply::Ok => Ok(()),
+            Reply::Throttled { retry_after } => {
+                // Not past the end of the run.
+                let left = self.run_for.saturating_sub(self.start.elapsed());
+                let rest = retry_after.map(|rest| rest.min(left).max(Duration::from_millis(1)));
+                Err(Refusal::Throttled { rest })
+            }
+            Reply::Failed { why } => Err(Refusal::Failed { why }),
+            Reply::Cut => Err(Refusal::Cut),
         }
     }
 
@@ -254,7 +430,7 @@ impl Worker {
 
     /// One call, to the last byte of its answer.
     async fn call(&self) -> Reply {
-        match tokio::time::timeout(self.call_timeout, self.exchange()).await {
+        match tokio::time::timeout(self.call_timeout, exchange(&self.client, self.target.clone())).await {
             Ok(Ok((status, _))) if status.is_success() => Reply::Ok,
             Ok(Ok((StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE, headers))) => {
                 Reply::Throttled { retry_after: retry_after(&headers) }
@@ -267,14 +443,24 @@ impl Worker {
             }
         }
     }
+}
 
-    async fn exchange(&self) -> anyhow::Result<(StatusCode, HeaderMap)> {
-        let (head, mut body) = self.client.get(self.target.clone()).await?.into_parts();
-        while let Some(part) = body.frame().await {
-            part?;
-        }
-        Ok((head.status, head.headers))
+/// What a worker does after a call.
+enum Next {
+    Goes,
+    Rests,
+    Ends,
+}
+
+async fn exchange(
+    client: &Client<HttpConnector, Empty<Bytes>>,
+    target: Uri,
+) -> anyhow::Result<(StatusCode, HeaderMap)> {
+    let (head, mut body) = client.get(target).await?.into_parts();
+    while let Some(part) = body.frame().await {
+        part?;
     }
+    Ok((head.status, head.headers))
 }
 
 /// Returns when the phase is `phase` or a later one, or nobody is left to say so.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tidegate::MemoryStore;
 
 use super::audit::Held;
+use super::circuit::{self, Turn};
 use super::crew::{self, Crew, Phase, Sink};
 use super::processes::Processes;
 use super::store::{self, Place};
@@ -31,6 +32,15 @@ pub(super) struct Setup {
     pub(super) call_timeout: Duration,
     /// How long the fleet calls.
     pub(super) run_for: Duration,
+    /// Whether a circuit breaker stands before the calls.
+    pub(super) breaker: Option<BreakerSetup>,
+}
+
+/// How a breaker is set up.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct BreakerSetup {
+    /// The path under which the provider says whether it works; what is called, where there is none.
+    pub(super) health: Option<String>,
 }
 
 /// How a call ended.
@@ -66,6 +76,10 @@ pub(super) enum Event {
         at: Duration,
         limit: u32,
     },
+    /// A process saw the circuit change.
+    Circuit(Turn),
+    /// A call was blocked by the circuit.
+    Blocked,
     /// A worker got no lease in time.
     Timeout,
     /// A call failed.
@@ -95,6 +109,11 @@ pub(super) struct View {
     pub(super) ok: u64,
     pub(super) throttled: u64,
     pub(super) failed: u64,
+    /// Calls that the circuit blocked, and whether it is open; nothing of both without a breaker.
+    #[serde(default)]
+    pub(super) blocked: u64,
+    #[serde(default)]
+    pub(super) open: bool,
 }
 
 /// What a fleet leaves behind.
@@ -104,6 +123,8 @@ pub(super) struct Ended {
     pub(super) calls: Vec<Call>,
     /// How often a worker got no lease in time.
     pub(super) timeouts: u64,
+    /// What the circuit came to, where there is one.
+    pub(super) circuit: Option<circuit::Outcome>,
     /// Leases that the store still holds, or why it did not say so.
     pub(super) leases_left: Result<u32, String>,
     /// Why a call failed, of the last one that did.
@@ -119,6 +140,7 @@ pub(super) struct Fleet {
     log: Arc<Log>,
     id: String,
     rooms: Rooms,
+    breaks: bool,
 }
 
 /// Where the workers are.
@@ -139,7 +161,8 @@ impl Fleet {
             Place::Memory => Rooms::Here { store: MemoryStore::new(), crew: None },
             Place::Redis(url) => Rooms::Apart(Box::new(Processes::open(url, &id, processes).await?)),
         };
-        Ok(Self { log: Arc::new(Log::new(setup.initial)), id, rooms })
+        let breaks = setup.breaker.is_some();
+        Ok(Self { log: Arc::new(Log::new(setup.initial)), id, rooms, breaks })
     }
 
     /// The processes that the workers are in, where those are not this one.
@@ -164,7 +187,9 @@ impl Fleet {
                 let semaphore = crew::semaphore(setup, &self.id, store.clone(), move |limit| {
                     told(Event::Limit { at: start.elapsed(), limit });
                 })?;
-                *crew = Some(Crew::start(setup, semaphore, start, target, &sink));
+                let breaker =
+                    crew::breaker(setup, &self.id, store.clone(), &semaphore, start, target, &sink).await?;
+                *crew = Some(Crew::start(setup, semaphore, breaker, start, target, &sink));
             }
             Rooms::Apart(processes) => processes.call(setup, start, target, &self.log).await?,
         }
@@ -181,8 +206,15 @@ impl Fleet {
             ok: self.log.ok.load(Ordering::Relaxed),
             throttled: self.log.throttled.load(Ordering::Relaxed),
             failed: self.log.failed.load(Ordering::Relaxed),
+            blocked: self.log.blocked.load(Ordering::Relaxed),
+            open: self.breaks && self.log.is_open(),
             ..view
         }
+    }
+
+    /// Whether a breaker stands before its calls.
+    pub(super) const fn breaks(&self) -> bool {
+        self.breaks
     }
 
     /// Whether nobody is left to call.
@@ -217,11 +249,16 @@ impl Fleet {
         if let Some(why) = locked(&log.broken).take() {
             bail!("a worker stopped: {why}");
         }
+        let calls = std::mem::take(&mut *locked(&log.calls));
+        let circuit = self
+            .breaks
+            .then(|| circuit::Outcome::new(log.blocked.load(Ordering::Relaxed), &locked(&log.turns), &calls));
         let away = locked(&log.last_away).take().map(|why| (log.away.load(Ordering::Relaxed), why));
         Ok(Ended {
             processes,
-            calls: std::mem::take(&mut *locked(&log.calls)),
+            calls,
             timeouts: log.timeouts.load(Ordering::Relaxed),
+            circuit,
             leases_left,
             last_failure: locked(&log.last_failure).take(),
             away,
@@ -244,6 +281,8 @@ pub(super) struct Log {
     limits: Mutex<Vec<(Duration, u32)>>,
     throttles: Mutex<Vec<Duration>>,
     calls: Mutex<Vec<Call>>,
+    turns: Mutex<Vec<Turn>>,
+    blocked: AtomicU64,
     ok: AtomicU64,
     throttled: AtomicU64,
     failed: AtomicU64,
@@ -266,6 +305,8 @@ impl Log {
             limits: Mutex::new(vec![(Duration::ZERO, initial)]),
             throttles: Mutex::default(),
             calls: Mutex::default(),
+            turns: Mutex::default(),
+            blocked: AtomicU64::new(0),
             ok: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -288,6 +329,16 @@ impl Log {
         locked(&self.throttles).clone()
     }
 
+    /// When the circuit was open, up to `end`.
+    pub(super) fn open(&self, end: Duration) -> Vec<(Duration, Duration)> {
+        let openings = circuit::openings(&locked(&self.turns));
+        openings.iter().map(|opening| (opening.from, opening.to.unwrap_or(end).min(end))).collect()
+    }
+
+    fn is_open(&self) -> bool {
+        circuit::openings(&locked(&self.turns)).last().is_some_and(|opening| opening.to.is_none())
+    }
+
     /// Writes down what happened.
     pub(super) fn take(&self, event: Event) {
         let one_more = |counter: &AtomicU64| {
@@ -307,6 +358,8 @@ impl Log {
                 locked(&self.calls).push(call);
             }
             Event::Limit { at, limit } => locked(&self.limits).push((at, limit)),
+            Event::Circuit(turn) => locked(&self.turns).push(turn),
+            Event::Blocked => one_more(&self.blocked),
             Event::Timeout => one_more(&self.timeouts),
             Event::Failure { why } => *locked(&self.last_failure) = Some(why),
             Event::Away { why } => {

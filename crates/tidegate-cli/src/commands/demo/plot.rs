@@ -27,6 +27,8 @@ pub(super) struct Picture<'a> {
     pub(super) ceiling: Option<&'a Schedule>,
     /// When calls were throttled.
     pub(super) throttles: &'a [Duration],
+    /// When the circuit was open.
+    pub(super) open: &'a [(Duration, Duration)],
 }
 
 /// Whether a plot can be written to `path`, without a trace.
@@ -79,11 +81,20 @@ fn svg(picture: &Picture<'_>) -> String {
     out.line(format_args!(
         "<style>@media (prefers-color-scheme: dark) {{ .paper {{ fill: #14181d }} .ink {{ fill: #d6dde4 }} \
          .grid {{ stroke: #2c343d }} .axis {{ stroke: #75818d }} .limit {{ stroke: #4cc2ff }} \
-         .ceiling {{ stroke: #f0b429 }} .throttled {{ stroke: #ff6b6b }} }}</style>"
+         .ceiling {{ stroke: #f0b429 }} .throttled {{ stroke: #ff6b6b }} .open {{ fill: #5a2a2a }} }}</style>"
     ));
     out.line(format_args!("<rect class=\"paper\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>"));
     out.text(LEFT, 26.0, "start", "font-size=\"16\" font-weight=\"600\"", &title);
     legend(&mut out, picture.ceiling.is_some());
+    for &(from, to) in picture.open {
+        let (from, to) = (frame.x(from.as_secs_f64()), frame.x(to.as_secs_f64()));
+        let (wide, high) = ((to - from).max(1.0), floor - TOP);
+        out.line(format_args!(
+            "<rect class=\"open\" x=\"{from:.1}\" y=\"{TOP}\" width=\"{wide:.1}\" height=\"{high}\" fill=\"#fbe3e4\"/>"
+        ));
+        let middle = f64::midpoint(from, from + wide);
+        out.text(middle, TOP + 18.0, "middle", "font-size=\"12\"", "circuit open");
+    }
 
     for value in ticks(value_step, frame.top) {
         let y = frame.y(value);
@@ -242,8 +253,11 @@ mod tests {
             limits: &limits,
             ceiling: Some(&schedule),
             throttles: &throttles,
+            open: &[(SECOND * 5, SECOND * 10)],
         };
         let svg = svg(&picture);
+        assert_eq!(svg.matches("circuit open").count(), 1);
+        assert!(svg.contains("width=\"220.0\" height=\"300\""), "a quarter of the width: {svg}");
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("<title>a &lt; b &amp; c</title>"));
         assert_eq!(svg.matches("v-10").count(), 2, "{svg}");
@@ -254,7 +268,8 @@ mod tests {
 
     #[test]
     fn an_unknown_ceiling_is_not_drawn() {
-        let picture = Picture { title: "t", span: SECOND, limits: &[], ceiling: None, throttles: &[] };
+        let picture =
+            Picture { title: "t", span: SECOND, limits: &[], ceiling: None, throttles: &[], open: &[] };
         assert!(!svg(&picture).contains("ceiling\""));
     }
 

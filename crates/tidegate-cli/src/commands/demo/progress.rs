@@ -89,6 +89,7 @@ impl Progress {
                 limits: &fleet.log().limits(),
                 ceiling: self.ceiling.as_ref(),
                 throttles: &fleet.log().throttles(),
+                open: fleet.breaks().then(|| fleet.log().open(now)).as_deref(),
             }),
         }
     }
@@ -116,9 +117,13 @@ fn line(now: Duration, ceiling: Option<u32>, rate: u64, view: &View) -> String {
     let seconds = (now + Duration::from_millis(50)).as_secs();
     let ceiling = ceiling.map_or_else(|| "unknown".to_owned(), |ceiling| ceiling.to_string());
     let View { limit, in_flight, waiting, throttled, failed, .. } = view;
+    let circuit = match (view.open, view.blocked) {
+        (false, 0) => String::new(),
+        (open, blocked) => format!(" circuit={} blocked={blocked}", if open { "open" } else { "closed" }),
+    };
     format!(
         "t={seconds}s limit={limit} ceiling={ceiling} in_flight={in_flight} waiting={waiting} ok/s={rate} \
-         throttled={throttled} failed={failed}"
+         throttled={throttled} failed={failed}{circuit}"
     )
 }
 
@@ -126,9 +131,14 @@ fn status(ceiling: Option<u32>, rate: u64, view: &View) -> String {
     let ceiling = ceiling.map_or_else(|| "unknown".to_owned(), |ceiling| ceiling.to_string());
     let View { limit, in_flight, waiting, throttled, failed, .. } = view;
     let failed = if *failed == 0 { String::new() } else { format!(", failed {failed}") };
+    let circuit = match (view.open, view.blocked) {
+        (false, 0) => String::new(),
+        (true, blocked) => format!(", circuit open, blocked {blocked}"),
+        (false, blocked) => format!(", blocked {blocked}"),
+    };
     format!(
         "limit {limit}, ceiling {ceiling}, in flight {in_flight}, waiting {waiting}, {rate} ok/s, \
-         throttled {throttled}{failed}"
+         throttled {throttled}{failed}{circuit}"
     )
 }
 
@@ -138,12 +148,15 @@ mod tests {
 
     #[test]
     fn a_line_says_it_all() {
-        let view = View { limit: 13, in_flight: 12, waiting: 47, ok: 700, throttled: 2, failed: 0 };
+        let view = View { limit: 13, in_flight: 12, waiting: 47, ok: 700, throttled: 2, ..View::default() };
         assert_eq!(
             line(Duration::from_millis(2_998), Some(20), 260, &view),
             "t=3s limit=13 ceiling=20 in_flight=12 waiting=47 ok/s=260 throttled=2 failed=0"
         );
         assert!(line(Duration::ZERO, None, 0, &view).contains("ceiling=unknown"));
+        let open = View { open: true, blocked: 7, ..view };
+        assert!(line(Duration::ZERO, None, 0, &open).ends_with("failed=0 circuit=open blocked=7"));
+        assert!(status(None, 0, &open).ends_with("throttled 2, circuit open, blocked 7"));
     }
 
     #[test]

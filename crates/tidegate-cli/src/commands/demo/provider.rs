@@ -22,9 +22,12 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use super::circuit::Outage;
 use super::schedule::Schedule;
 
-/// How long an answer of 429 takes.
+/// Where it says whether it works. Nobody is counted who asks there.
+pub(super) const HEALTH: &str = "/health";
+/// How long an answer of 429 takes, or one that it does not work.
 const TURN_AWAY: Duration = Duration::from_millis(3);
 /// The rest that an answer of 429 asks for, in seconds.
 const RETRY_AFTER_SECONDS: &str = "1";
@@ -64,15 +67,20 @@ impl Counts {
 
 impl Provider {
     /// Opens a free port of 127.0.0.1 and serves calls there, each in `latency` on average. The ceiling follows
-    /// `schedule`, counted from `start`.
+    /// `schedule`, counted from `start`; so does the time in which it fails.
     ///
     /// # Errors
     ///
     /// No port could be opened.
-    pub(super) async fn start(schedule: Schedule, latency: Duration, start: Instant) -> io::Result<Self> {
+    pub(super) async fn start(
+        schedule: Schedule,
+        latency: Duration,
+        outage: Option<Outage>,
+        start: Instant,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let books = Arc::new(Books { schedule, latency, start, counts: Mutex::default() });
+        let books = Arc::new(Books { schedule, latency, outage, start, counts: Mutex::default() });
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(listen(listener, Arc::clone(&books), stopped));
         Ok(Self { address, books, stop, task })
@@ -125,7 +133,16 @@ async fn listen(listener: TcpListener, books: Arc<Books>, mut stopped: oneshot::
     let _ = tokio::time::timeout(GRACE, open.shutdown()).await;
 }
 
-async fn answer(books: Arc<Books>, _request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(books: Arc<Books>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    if books.outage.is_some_and(|outage| outage.is_on(books.start.elapsed())) {
+        tokio::time::sleep(TURN_AWAY).await;
+        let mut response = Response::new(Full::from("out of order\n"));
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        return Ok(response);
+    }
+    if request.uri().path() == HEALTH {
+        return Ok(Response::new(Full::from("well\n")));
+    }
     let Some(place) = Books::admit(&books) else {
         tokio::time::sleep(TURN_AWAY).await;
         let mut response = Response::new(Full::from("too many calls at once\n"));
@@ -147,6 +164,7 @@ fn spread(mean: Duration) -> Duration {
 struct Books {
     schedule: Schedule,
     latency: Duration,
+    outage: Option<Outage>,
     start: Instant,
     counts: Mutex<Counts>,
 }
@@ -225,7 +243,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_over_the_ceiling_is_told_to_come_back() {
         let latency = Duration::from_millis(400);
-        let provider = Provider::start(Schedule::constant(3), latency, Instant::now()).await.unwrap();
+        let provider = Provider::start(Schedule::constant(3), latency, None, Instant::now()).await.unwrap();
         let answers = at_once(8, &provider).await;
         let served = answers.iter().filter(|answer| answer.0 == StatusCode::OK).count();
         assert_eq!(served, 3);
@@ -246,7 +264,7 @@ mod tests {
     #[tokio::test]
     async fn the_place_is_free_when_the_answer_is_there() {
         let latency = Duration::from_millis(1);
-        let provider = Provider::start(Schedule::constant(1), latency, Instant::now()).await.unwrap();
+        let provider = Provider::start(Schedule::constant(1), latency, None, Instant::now()).await.unwrap();
         let client = client();
         for _ in 0..200 {
             assert_eq!(call(client.clone(), provider.address()).await.0, StatusCode::OK);
@@ -258,7 +276,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_leaves_frees_its_place() {
         let latency = Duration::from_secs(60);
-        let provider = Provider::start(Schedule::constant(2), latency, Instant::now()).await.unwrap();
+        let provider = Provider::start(Schedule::constant(2), latency, None, Instant::now()).await.unwrap();
         let calls = tokio::time::timeout(Duration::from_millis(200), at_once(2, &provider)).await;
         assert!(calls.is_err());
         let freed = async {
@@ -276,7 +294,7 @@ mod tests {
         let now = Instant::now();
         let start = now.checked_sub(Duration::from_secs(10)).unwrap();
         let schedule = Schedule::new(5, [(Duration::from_secs(10), 2)]);
-        let provider = Provider::start(schedule, Duration::from_millis(200), start).await.unwrap();
+        let provider = Provider::start(schedule, Duration::from_millis(200), None, start).await.unwrap();
         let answers = at_once(5, &provider).await;
         assert_eq!(answers.iter().filter(|answer| answer.0 == StatusCode::OK).count(), 2);
         provider.stop().await;

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::Number;
 
 use super::audit::{self, Held};
+use super::circuit;
 use super::fleet::{Answer, Call, Ended};
 use super::provider::Counts;
 use super::schedule::Schedule;
@@ -41,6 +42,8 @@ pub(super) struct Report {
     over_admission: u32,
     acquire_wait_ms: Wait,
     leases_left: Option<u32>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    circuit: Option<circuit::Outcome>,
     #[serde(skip_serializing_if = "is_zero")]
     store_away: u64,
     #[serde(skip_serializing_if = "is_zero")]
@@ -124,6 +127,7 @@ impl Report {
             over_admission: audit::over_admission(&leases),
             acquire_wait_ms: Wait::of(calls.iter().map(|call| call.waited).collect()),
             leases_left,
+            circuit: ended.circuit,
             store_away,
             processes_lost: u64::try_from(ended.lost.len()).unwrap_or(u64::MAX),
             highest_ceiling: known.map(|known| known.schedule.highest()),
@@ -231,6 +235,21 @@ impl Display for Report {
                 "times a worker got no lease in 10 s, and asked again".into(),
             )?;
         }
+        if let Some(circuit) = &self.circuit {
+            let opened = match (circuit.opened_at_s, circuit.open_reached_all_ms) {
+                (Some(opened), Some(reached)) => {
+                    let closed = match circuit.closed_at_s {
+                        Some(closed) => format!("closed at {closed:.1} s"),
+                        None => "still open at the end".to_owned(),
+                    };
+                    format!("open at {opened:.1} s, everywhere within {reached:.1} ms; {closed}")
+                }
+                _ => "it never opened".to_owned(),
+            };
+            row(f, "circuit", grouped(circuit.blocked), format!("calls blocked; {opened}"))?;
+            let rest = "calls began while every process knew that it was open".to_owned();
+            row(f, "while open", grouped(circuit.calls_while_open), rest)?;
+        }
         if let Some(why) = &self.last_away {
             let times = format!("times the store did not answer a worker; the last: {why}");
             row(f, "store away", grouped(self.store_away), times)?;
@@ -309,6 +328,7 @@ mod tests {
             processes: 1,
             calls,
             timeouts: 0,
+            circuit: None,
             leases_left: Ok(0),
             last_failure: None,
             away: None,

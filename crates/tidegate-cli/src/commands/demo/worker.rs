@@ -60,7 +60,8 @@ fn work(runtime: &Runtime, url: String, said: &Sender<Word>) -> anyhow::Result<(
             let _ = events.send(Word::Event(event));
         });
         let semaphore = crew::semaphore(&setup, &id, store.clone(), |_| {})?;
-        let crew = Crew::start(&setup, semaphore, start, &target, &sink);
+        let breaker = crew::breaker(&setup, &id, store.clone(), &semaphore, start, &target, &sink).await?;
+        let crew = Crew::start(&setup, semaphore, breaker, start, &target, &sink);
         call(crew, &store, &id, said).await;
         Ok(())
     })
