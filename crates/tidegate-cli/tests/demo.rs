@@ -76,6 +76,25 @@ fn a_change_of_the_ceiling_is_followed() {
 }
 
 #[test]
+fn a_provider_that_fails_opens_the_circuit_and_all_resume() {
+    let report = report(&["--breaker", "--seconds", "5"]);
+    run::opened_and_closed(&report, 5.0);
+    let plain = run::report(&["--seconds", "1"]);
+    assert!(plain.get("blocked").is_none(), "{plain}");
+    // An outage of one's own, past which nothing is left to call.
+    let folder = folder("breaker");
+    let plot = folder.join("open.svg");
+    let at = ["--breaker", "--seconds", "2", "--outage-at", "1s", "--outage-for", "1s", "--plot"];
+    let ran = run(&[&at[..], &[plot.to_str().unwrap()]].concat());
+    assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("circuit=open blocked="), "{}", ran.stdout);
+    assert!(ran.stdout.contains("still open at the end"), "{}", ran.stdout);
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    assert!(svg.contains(">circuit open</text>"), "{svg}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn every_growth_runs() {
     for growth in ["aimd", "slow-start", "probe"] {
         let report =
@@ -147,6 +166,14 @@ fn bad_input_names_option_value_and_what_is_allowed_and_starts_nothing() {
             &["--change-ceiling", "3s:8", "--change-ceiling", "3s:9"],
             &["--change-ceiling", "'3s:9'", "one change"],
         ),
+        (&["--outage-at", "1s"], &["--breaker"]),
+        (&["--outage-for", "1s"], &["--breaker"]),
+        (&["--breaker", "--outage-at", "20s"], &["--outage-at", "'20s'", "before the end", "20 s"]),
+        (&["--breaker", "--outage-at", "0s"], &["--outage-at", "'0s'", "from 100ms to 1h"]),
+        (
+            &["--breaker", "--outage-at", "15s", "--outage-for", "6s"],
+            &["--outage-for", "'6s'", "at most", "5s"],
+        ),
         (&["--latency", "0ms"], &["--latency", "'0ms'", "from 1ms to 1m"]),
         (&["--latency", "61s"], &["--latency", "'61s'", "from 1ms to 1m"]),
         (&["--latency", "50"], &["--latency", "'50'", "with its unit"]),
@@ -212,6 +239,7 @@ fn help_is_no_error_and_teaches() {
         "--processes",
         "Examples:",
         "tidegate demo --growth probe",
+        "tidegate demo --breaker",
         "Exit codes:",
     ] {
         assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);

@@ -99,6 +99,16 @@ fn four_processes_keep_to_one_limit_and_leave_nothing() {
 }
 
 #[test]
+fn a_circuit_that_opens_stops_all_processes_and_one_that_closes_lets_all_resume() {
+    let redis = Redis::start();
+    let more = ["--store", &redis.url(), "--processes", "4", "--seconds", "5", "--breaker"];
+    let report = report(&[&more[..], &PACE].concat());
+    assert_eq!(number(&report, "processes"), 4);
+    run::opened_and_closed(&report, 5.0);
+    assert_eq!(redis.keys(LASTING), Vec::<String>::new());
+}
+
+#[test]
 fn a_limit_above_the_ceiling_comes_down_for_all() {
     let redis = Redis::start();
     let arguments =

@@ -100,12 +100,33 @@ pub(crate) fn report(arguments: &[&str]) -> Value {
     checked(&ran)
 }
 
+/// What `--breaker` adds.
+pub(crate) const CIRCUIT_KEYS: [&str; 5] =
+    ["blocked", "opened_at_s", "closed_at_s", "calls_while_open", "open_reached_all_ms"];
+
+/// What holds of a circuit whose provider failed for the middle fifth of so many seconds.
+pub(crate) fn opened_and_closed(report: &Value, seconds: f64) {
+    let moment = |key: &str| share(report, key);
+    let (opened, closed) = (moment("opened_at_s"), moment("closed_at_s"));
+    // A check each half second; a busy machine is late.
+    assert!((seconds * 0.4..seconds * 0.4 + 1.0).contains(&opened), "{report}");
+    assert!((seconds * 0.6..seconds * 0.6 + 1.5).contains(&closed), "{report}");
+    assert_eq!(number(report, "calls_while_open"), 0, "{report}");
+    assert!(number(report, "blocked") > 0, "{report}");
+    assert!(number(report, "failed") >= 5, "the failures that opened it: {report}");
+    let reached = moment("open_reached_all_ms");
+    assert!((0.0..1_000.0).contains(&reached), "{report}");
+}
+
 /// The report of a run, with what holds for every one that did not lose anything.
 pub(crate) fn checked(ran: &Ran) -> Value {
     assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let keys: Vec<_> = report.as_object().unwrap().keys().map(String::as_str).collect();
     let mut expected = KEYS.to_vec();
+    if report.get("blocked").is_some() {
+        expected.extend(CIRCUIT_KEYS);
+    }
     expected.sort_unstable();
     assert_eq!(keys, expected);
     assert_eq!(report["over_admission"], 0, "{report}");

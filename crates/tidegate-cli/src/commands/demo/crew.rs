@@ -307,10 +307,18 @@ impl Worker {
     /// One call under the breaker, which gates it by the semaphore.
     async fn execute(&mut self, breaker: &Breaker, asked: Duration) -> Next {
         let worker = &*self;
-        let made: Mutex<Option<(Holding, Duration)>> = Mutex::default();
+        // What it held, from when, and until when for certain: the lease goes back before the breaker answers.
+        let made: Mutex<Option<(Holding, Duration, Duration)>> = Mutex::default();
         let call = breaker.execute_with(|held| {
-            *locked(&made) = Some((held, worker.start.elapsed()));
-            worker.refused_or_served()
+            let granted = worker.start.elapsed();
+            *locked(&made) = Some((held, granted, granted));
+            async {
+                let result = worker.refused_or_served().await;
+                if let Some((.., until)) = &mut *locked(&made) {
+                    *until = worker.start.elapsed();
+                }
+                result
+            }
         });
         let mut phase = self.phase.clone();
         let result = tokio::select! {
@@ -343,8 +351,7 @@ impl Worker {
                 return Next::Ends;
             }
         };
-        let released = self.start.elapsed();
-        let Some((held, granted)) = *locked(&made) else { return next };
+        let Some((held, granted, released)) = *locked(&made) else { return next };
         let lease = held.token.map(|token| Held { fence: token.fence, limit: held.limit, granted, released });
         (self.sink)(Event::Call(Call {
             waited: granted.saturating_sub(asked),
