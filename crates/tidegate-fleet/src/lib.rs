@@ -47,6 +47,7 @@
 //! `cargo build -p tidegate-fleet`, or with the rest by `cargo test --workspace`. Tests of this crate name it as
 //! `env!("CARGO_BIN_EXE_tidegate-worker")`, and then cargo has built it.
 
+pub mod circuits;
 pub mod clock;
 pub mod fleet;
 pub mod history;

@@ -89,6 +89,50 @@ pub enum Event {
         why: String,
     },
 
+    // What a process with a circuit breaker sees.
+    /// It knows of a change of the circuit.
+    Circuit {
+        /// Whether it is open now.
+        open: bool,
+        /// When the store decided that, by the store's clock.
+        decided: u64,
+        /// The generation that begins.
+        generation: u64,
+        /// What for.
+        why: String,
+    },
+    /// It leads, or leads no more.
+    Role {
+        /// Whether it leads.
+        leads: bool,
+    },
+    /// A call runs.
+    Begun {
+        /// Which.
+        job: u64,
+        /// The generation under which it began, or a later one.
+        generation: u64,
+    },
+    /// A call is at its end.
+    Ended {
+        /// Which.
+        job: u64,
+        /// Whether it failed.
+        failed: bool,
+    },
+    /// A call was blocked.
+    Blocked {
+        /// Which.
+        job: u64,
+    },
+    /// A health check begins.
+    Checking,
+    /// A health check is at its end.
+    Checked {
+        /// Whether it went well; none where it was dropped.
+        ok: Option<bool>,
+    },
+
     // What passes between the process and its store.
     /// The store granted a job; the record is of the moment when the answer was there.
     Admitted {

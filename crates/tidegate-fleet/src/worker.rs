@@ -4,6 +4,7 @@
 //! [`Fleet`](crate::fleet::Fleet) starts. What is written is a [`Record`] at a time, and [`History`](crate::history::History)
 //! reads it.
 
+mod breaker;
 mod plan;
 mod watched;
 
@@ -25,7 +26,7 @@ use tidegate::{
 };
 use tokio::{sync::watch, task::JoinSet, time};
 
-pub use self::plan::{Algorithm, Gate, Outcomes, Plan, RulePlan, Span};
+pub use self::plan::{Algorithm, BreakerPlan, Gate, Outcomes, Plan, RecoveryPlan, RulePlan, Span};
 use self::watched::{Shared, Watched};
 use crate::{
     clock::{self, micros},
@@ -122,14 +123,17 @@ impl Journal {
 /// Works as planned until it is ordered to stop, or the plan's jobs are done.
 ///
 /// # Errors
-/// [`BuildError`] where the plan's gate cannot be built on this store.
+/// Where what the plan wants cannot be built on this store, or the store refuses it.
 pub async fn run(
     plan: &Plan,
     number: u32,
     store: Arc<dyn Store>,
     log: Log,
     orders: watch::Receiver<Order>,
-) -> Result<(), BuildError> {
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    if let Some(breaker) = &plan.breaker {
+        return breaker::run(plan, breaker, number, store, log, orders).await;
+    }
     let watched = Arc::new(Watched::new(store, log.clone()));
     let gate = Built::new(plan, Shared(Arc::clone(&watched)), &log)?;
     log.write(Event::Started { pid: std::process::id() });

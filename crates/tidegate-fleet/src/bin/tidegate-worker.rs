@@ -50,7 +50,8 @@ fn work() -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let store = open_store(&plan.store)?;
-        run(&plan, number, store, Log::lines(number, io::stdout()), orders).await?;
-        Ok(())
+        run(&plan, number, store, Log::lines(number, io::stdout()), orders)
+            .await
+            .map_err(|error| error as Box<dyn Error>)
     })
 }

@@ -47,6 +47,14 @@ impl Reading {
         worker.last_seen = at;
         match event {
             Event::Started { .. } | Event::Killed | Event::Lost { .. } | Event::Trouble { .. } => {}
+            // Of a breaker: `circuits` judges these.
+            Event::Circuit { .. }
+            | Event::Role { .. }
+            | Event::Begun { .. }
+            | Event::Ended { .. }
+            | Event::Blocked { .. }
+            | Event::Checking
+            | Event::Checked { .. } => {}
             Event::Stopped => worker.stopped = true,
             Event::Called { job } => drop(worker.waiting.insert(*job, at)),
             Event::Granted { job, lease, .. } => {

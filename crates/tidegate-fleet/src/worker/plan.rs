@@ -61,6 +61,55 @@ pub struct Plan {
     pub window_ms: u64,
     /// From what the random choices come.
     pub seed: u64,
+    /// The circuit breaker that stands before the calls; then the gate is not asked.
+    pub breaker: Option<BreakerPlan>,
+}
+
+/// A circuit breaker, as a plan writes it. The tasks, and how long they hold and think, are those of the plan.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BreakerPlan {
+    /// After how many failures in a row it opens.
+    pub threshold: u32,
+    /// How long it waits before each attempt to recover.
+    pub backoff_ms: u64,
+    /// How it recovers.
+    pub recovery: RecoveryPlan,
+    /// How long a leader leads without renewing.
+    pub leader_ttl_ms: u64,
+    /// The limit of the semaphore that gates the calls; none where they are not gated.
+    pub limit: Option<u32>,
+    /// The dependency is down while there is a file of this name.
+    pub down: String,
+}
+
+/// How a circuit recovers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecoveryPlan {
+    /// By health checks.
+    HealthCheck {
+        /// How long each takes.
+        takes_ms: u64,
+    },
+    /// By one trial call.
+    HalfOpen {
+        /// After how long the permit of one that died is free.
+        permit_ttl_ms: u64,
+    },
+}
+
+impl BreakerPlan {
+    /// Opens after 3 failures in a row, and checks each second; with the defaults of a breaker, and no gate.
+    pub fn new(down: impl Into<String>) -> Self {
+        Self {
+            threshold: 3,
+            backoff_ms: 1_000,
+            recovery: RecoveryPlan::HealthCheck { takes_ms: 0 },
+            leader_ttl_ms: 2_000,
+            limit: None,
+            down: down.into(),
+        }
+    }
 }
 
 /// From the first to the second, both included.
@@ -218,6 +267,7 @@ impl Plan {
             abandon_ms: Span(0, 50),
             window_ms: 500,
             seed: 0,
+            breaker: None,
         }
     }
 
