@@ -550,3 +550,77 @@ async fn co_6_a_breaker_and_what_gates_it_may_share_an_id_and_forget_nothing_of_
     let refused = world.store.circuit(&member, &CircuitRequest::default()).await;
     assert_eq!(refused.unwrap_err().code(), "invalid_options");
 }
+
+/// How a call goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Ok,
+    Err,
+    Slow,
+    Never,
+    Panic,
+}
+
+async fn goes(way: Way) -> Result<u8, &'static str> {
+    match way {
+        Way::Ok => Ok(7),
+        Way::Err => Err("no"),
+        Way::Slow => {
+            sleep(ms(30)).await;
+            Ok(7)
+        }
+        Way::Never => pending().await,
+        Way::Panic => panic!("oh no"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn co_4_a_call_that_is_dropped_at_any_poll_leaks_no_slot_and_no_trial() {
+    for way in [Way::Ok, Way::Err, Way::Slow, Way::Never, Way::Panic] {
+        for half_open in [false, true] {
+            for polls in 0..5 {
+                let world = World::new();
+                let semaphore = world.semaphore(1);
+                let builder = if half_open {
+                    world.builder().recovery(HalfOpen::new(Constant::every(SECOND)))
+                } else {
+                    world.builder()
+                };
+                let breaker = builder.gate(semaphore.clone()).build(world.store.clone()).unwrap();
+                breaker.start().await.unwrap();
+                if half_open {
+                    world.set(circuit::Position::Open).await;
+                    sleep(ms(1_010)).await;
+                }
+                // The slot is taken at first, so that there is a wait to be dropped in.
+                let held = semaphore.acquire(Acquire::once()).await.unwrap();
+                let call = {
+                    let breaker = breaker.clone();
+                    tokio::spawn(async move {
+                        let mut call = pin!(breaker.execute(move || goes(way)).into_future());
+                        for _ in 0..polls {
+                            if once_polled(call.as_mut()).await.is_some() {
+                                return;
+                            }
+                            sleep(ms(20)).await;
+                        }
+                    })
+                };
+                sleep(ms(25)).await;
+                drop(held);
+                let panicked = call.await.is_err_and(|error| error.is_panic());
+                assert!(!panicked || way == Way::Panic);
+                sleep(ms(300)).await;
+                let at = format!("{way:?}, half-open {half_open}, {polls} polls");
+                assert_eq!(world.held().await, 0, "{at}");
+                assert_eq!((semaphore.state().in_flight, semaphore.state().waiting), (0, 0), "{at}");
+                let snapshot = world.store.snapshot(&Id::new(ID).unwrap()).await.unwrap().body.unwrap();
+                assert_eq!(snapshot.circuit.unwrap().trials, 0, "{at}");
+                // It goes on as if nothing had been.
+                sleep(SECOND * 3).await;
+                assert_eq!(breaker.execute(fine).await, Ok(7), "{at}");
+                breaker.stop().await;
+            }
+        }
+    }
+}
