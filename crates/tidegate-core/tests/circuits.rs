@@ -410,6 +410,34 @@ fn cb_4_the_permit_of_a_long_trial_is_kept_by_renewing() {
 }
 
 #[test]
+fn cb_4_a_question_gets_its_permit_again_while_that_is_out_and_not_after() {
+    let policy = half_open(2);
+    let mut state = opened(&policy);
+    let permit = |trial| match trial {
+        Trial::Granted(permit) => permit,
+        other => panic!("{other:?}"),
+    };
+    let first = permit(state.try_half_open(&policy, A, 7, NOW + 1_000));
+    assert_eq!(state.try_half_open(&policy, A, 7, NOW + 1_500), Trial::Granted(first));
+    // The same number of another process is another question.
+    let other = permit(state.try_half_open(&policy, B, 7, NOW + 2_000));
+    assert_ne!(other.fence, first.fence);
+    // Also where all are out, to the last millisecond; a question that is new is not granted then.
+    assert_eq!(state.try_half_open(&policy, A, 7, NOW + 3_999), Trial::Granted(first));
+    assert_eq!(state.try_half_open(&policy, A, 8, NOW + 3_999), Trial::Full { retry_ms: 1 });
+    let second = permit(state.try_half_open(&policy, A, 7, NOW + 4_000));
+    assert!(second.fence > other.fence);
+    assert_eq!(second.until_ms, NOW + 7_000);
+    // Neither is one that was given back, or whose call has ended.
+    assert!(state.give_back(A, second.fence, NOW + 4_001));
+    let third = permit(state.try_half_open(&policy, A, 7, NOW + 4_001));
+    assert!(third.fence > second.fence);
+    let counted = state.half_open_result(&policy, A, third.fence, Verdict::Success, NOW + 4_002);
+    assert_eq!(counted, Judged::Counted);
+    assert_eq!(state.try_half_open(&policy, A, 7, NOW + 4_002), Trial::Full { retry_ms: 998 });
+}
+
+#[test]
 fn case_10_a_fleet_that_looks_all_the_time_tries_first_when_the_backoff_ends() {
     let policy = half_open(1);
     let mut state = opened(&policy);
@@ -500,6 +528,38 @@ fn cb_8_a_process_counts_as_heard_for_10_seconds() {
         report(&mut state, &policy, B, &[], NOW);
         report(&mut state, &policy, A, &[ok(1_000)], NOW + later);
         assert_eq!(state.recent().map(|run| run.times).sum::<u32>(), left, "{later} ms later");
+    }
+}
+
+#[test]
+fn cb_8_a_reports_number_counts_once_and_a_lower_one_not_at_all() {
+    let policy = policy(consecutive(4));
+    let mut state = CircuitState::new(&policy, NOW);
+    let generation = state.generation();
+    let mut told = |who, number| state.report(&policy, who, number, generation, &batch(&[bad(1)]), NOW);
+    assert_eq!(told(A, 5), Reported::Counted);
+    // Told again, of before, and none at all, which is what a process that was never heard of has told.
+    assert_eq!([5, 4, 0].map(|number| told(A, number)), [Reported::Dropped; 3]);
+    assert_eq!(told(B, 0), Reported::Dropped);
+    assert_eq!((told(B, 5), told(A, 6)), (Reported::Counted, Reported::Counted));
+    // The fourth failure that counts, and no earlier one.
+    assert!(matches!(told(A, 1_000), Reported::Opened(_)));
+    assert_eq!(told(A, 1_001), Reported::Dropped);
+}
+
+#[test]
+fn cb_8_a_number_is_kept_as_long_as_its_process_is_heard() {
+    let policy = policy(consecutive(9));
+    let calls = batch(&[bad(1)]);
+    for (silent_ms, expected) in [(9_999, Reported::Dropped), (10_000, Reported::Counted)] {
+        let mut state = CircuitState::new(&policy, NOW);
+        let generation = state.generation();
+        // Without a failure, the process is known by what is heard of it alone.
+        state.report(&policy, A, 7, generation, &batch(&[ok(1)]), NOW);
+        // What counts in nothing is heard all the same.
+        assert_eq!(state.report(&policy, A, 7, generation, &calls, NOW + 9_000), Reported::Dropped);
+        let later = NOW + 9_000 + silent_ms;
+        assert_eq!(state.report(&policy, A, 1, generation, &calls, later), expected, "{silent_ms} ms");
     }
 }
 
@@ -601,6 +661,32 @@ fn cb_10_a_failing_idle_probe_opens_at_once_whatever_strategy_and_reporters() {
     };
     assert_eq!((change.to, change.why), (Position::Open, Why::Check));
     assert_eq!((state.attempt(), state.next_attempt_ms()), (Some(1), Some(NOW + 1_600)));
+}
+
+#[test]
+fn cb_10_a_probe_that_was_put_off_is_stale() {
+    let policy = idle(500);
+    for verdict in [Verdict::Success, Verdict::Failure] {
+        let mut state = CircuitState::new(&policy, NOW);
+        let (generation, begun) = (state.generation(), idle_now(&state, &policy));
+        let leader = elected(&mut state, &policy, A, NOW + 500);
+        let told = |state: &mut CircuitState, kind, now| {
+            state.check_verdict(&policy, A, leader.fence, generation, kind, verdict, now)
+        };
+        // A report without a call puts nothing off; a call does, whatever its results are good for.
+        report(&mut state, &policy, B, &[], NOW + 501);
+        assert_eq!(idle_now(&state, &policy), begun);
+        state.report(&policy, B, another(), generation - 1, &batch(&[ok(1)]), NOW + 502);
+        let put_off = CheckKind::Idle { at_ms: NOW + 1_002 };
+        assert_eq!(idle_now(&state, &policy), put_off);
+        let before = state.clone();
+        assert_eq!(told(&mut state, begun, NOW + 503), Judged::Stale);
+        assert_eq!(state, before);
+        // The one that it was put off to counts.
+        assert_ne!(told(&mut state, put_off, NOW + 1_002), Judged::Stale);
+        assert_eq!(state.is_open(), verdict == Verdict::Failure);
+        assert_eq!(told(&mut state, put_off, NOW + 1_003), Judged::Stale);
+    }
 }
 
 #[test]
