@@ -4,7 +4,7 @@
 //! - After a process knows that the circuit is open, no call of it begins until it knows that it is closed.
 //! - An opening by results has as many failures behind it as the strategy asks for, of calls that began under the
 //!   generation before: never is a circuit opened by results from before the last change.
-//! - Health checks of two processes do not overlap, but where one of them was frozen meanwhile.
+//! - Two processes do not lead at once, nor do their health checks overlap, but where one of them was frozen meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,6 +33,7 @@ pub fn judge(records: &[Record], threshold: usize, freezes: &[Freeze]) -> Vec<St
     let mut wrong = changes(&records);
     wrong.extend(calls(&records));
     wrong.extend(openings(&records, threshold));
+    wrong.extend(leaders(&records, freezes));
     wrong.extend(checks(&records, freezes));
     wrong
 }
@@ -113,7 +114,7 @@ fn openings(records: &[&Record], threshold: usize) -> Vec<String> {
                 // At the first process that knows: by then all that opened it was written.
                 opened
                     .entry(*generation)
-                    .or_insert_with(|| failures.get(&(generation - 1)).copied().unwrap_or(0));
+                    .or_insert_with(|| failures.get(&generation.saturating_sub(1)).copied().unwrap_or(0));
             }
             _ => {}
         }
@@ -126,19 +127,43 @@ fn openings(records: &[&Record], threshold: usize) -> Vec<String> {
     wrong
 }
 
+/// A process writes down a moment later than it knows that it leads no more, while another may lead already.
+fn leaders(records: &[&Record], freezes: &[Freeze]) -> Vec<String> {
+    let leads = |event: &Event| match event {
+        Event::Role { leads } => Some(*leads),
+        Event::Killed | Event::Stopped => Some(false),
+        _ => None,
+    };
+    at_once(records, freezes, leads, NOTED_WITHIN, "led")
+}
+
 fn checks(records: &[&Record], freezes: &[Freeze]) -> Vec<String> {
+    let checks = |event: &Event| match event {
+        Event::Checking => Some(true),
+        Event::Checked { .. } | Event::Killed | Event::Stopped => Some(false),
+        _ => None,
+    };
+    at_once(records, freezes, checks, 0, "checked")
+}
+
+/// What two workers did at once for longer than is room for, and neither of them was frozen.
+fn at_once(
+    records: &[&Record],
+    freezes: &[Freeze],
+    begins: impl Fn(&Event) -> Option<bool>,
+    room: u64,
+    did: &str,
+) -> Vec<String> {
     let mut running: BTreeMap<u32, u64> = BTreeMap::new();
     let mut spans: Vec<(u32, u64, u64)> = Vec::new();
     for record in records {
         let worker = record.worker;
-        match record.event {
-            Event::Checking => {
+        match begins(&record.event) {
+            Some(true) => {
                 running.insert(worker, record.at);
             }
-            Event::Checked { .. } | Event::Killed | Event::Stopped => {
-                spans.extend(running.remove(&worker).map(|from| (worker, from, record.at)));
-            }
-            _ => {}
+            Some(false) => spans.extend(running.remove(&worker).map(|from| (worker, from, record.at))),
+            None => {}
         }
     }
     let end = records.last().map_or(0, |record| record.at);
@@ -149,9 +174,9 @@ fn checks(records: &[&Record], freezes: &[Freeze]) -> Vec<String> {
     };
     let mut wrong = Vec::new();
     for (at, one) in spans.iter().enumerate() {
-        for other in spans.iter().skip(at + 1).take_while(|other| other.1 < one.2) {
+        for other in spans.iter().skip(at + 1).take_while(|other| other.1 + room < one.2) {
             if one.0 != other.0 && !frozen(*one) && !frozen(*other) {
-                wrong.push(format!("workers {} and {} checked at once, at {}", one.0, other.0, other.1));
+                wrong.push(format!("workers {} and {} {did} at once, at {}", one.0, other.0, other.1));
             }
         }
     }
@@ -213,6 +238,10 @@ mod tests {
         let both = [sound(), beside.to_vec()].concat();
         let freeze = Freeze { worker: 1, from: 42_000_000, to: 49_000_000 };
         assert_eq!(judge(&both, 2, &[freeze]), Vec::<String>::new());
+        let leads = |at, worker, leads| record(at, worker, Event::Role { leads });
+        let follows = vec![leads(32, 1, true), leads(55, 1, false), leads(55, 2, true), leads(58, 2, false)];
+        assert_eq!(with(follows), Vec::<String>::new());
+        one(&with(vec![leads(32, 1, true), leads(50, 2, true), leads(55, 1, false)]), "led at once");
         assert_eq!(judge(&both, 2, &[Freeze { from: 50_000_000, to: 60_000_000, ..freeze }]).len(), 1);
     }
 

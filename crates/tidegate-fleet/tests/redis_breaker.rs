@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate::{Id, Operators, Position};
 use tidegate_fleet::{
     circuits::{Freeze, judge},
     clock,
@@ -18,6 +19,7 @@ use tidegate_fleet::{
     servers::redis::{Options, Redis},
     worker::{BreakerPlan, Gate, Order, Plan, RecoveryPlan, Span},
 };
+use tidegate_redis::RedisStore;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -135,7 +137,7 @@ fn cb_2_an_opening_and_a_closing_reach_16_processes_which_agree_on_when() -> Out
 }
 
 #[test]
-fn cb_3_a_leader_that_is_killed_is_followed_within_its_ttl_and_a_frozen_one_changes_nothing() -> Outcome {
+fn cb_3_a_leader_that_is_killed_is_followed_within_its_ttl() -> Outcome {
     let (server, dependency) = (Redis::standalone(&Options::new())?, Dependency::new());
     let breaker = BreakerPlan {
         recovery: RecoveryPlan::HealthCheck { takes_ms: 300 },
@@ -156,28 +158,58 @@ fn cb_3_a_leader_that_is_killed_is_followed_within_its_ttl_and_a_frozen_one_chan
         assert!(at.elapsed() < Duration::from_secs(5), "{:?}", at.elapsed());
         assert_ne!(leader(&fleet.records()), Some(first));
     }
-    // One that stands still for longer than its TTL finds that it leads no more, and its verdict counts in nothing.
-    fleet.wait_until("a check runs", PATIENCE, |records| {
-        records
-            .iter()
-            .rev()
-            .find(|record| matches!(record.event, Event::Checking | Event::Checked { .. }))
-            .is_some_and(|record| record.event == Event::Checking)
-    })?;
-    let frozen = leader(&fleet.records()).unwrap();
-    let from = clock::now();
-    fleet.freeze(frozen)?;
-    let before = fleet.records().len();
-    fleet.wait_until("another leads", PATIENCE, |records| {
-        who(&records[before..], leads).iter().any(|worker| *worker != frozen)
-    })?;
-    dependency.heal();
-    fleet.wait_until("the others closed", PATIENCE, |records| who(&records[before..], closed).len() == 2)?;
-    fleet.thaw(frozen)?;
-    fleet.wait_until("the frozen one too", PATIENCE, |records| who(&records[before..], closed).len() == 3)?;
-    let freezes = [Freeze { worker: frozen, from, to: clock::now() }];
     let records = fleet.stop(PATIENCE)?;
-    assert_eq!(judge(&records, 3, &freezes), Vec::<String>::new());
+    assert_eq!(judge(&records, 3, &[]), Vec::<String>::new());
+    Ok(())
+}
+
+#[test]
+fn cb_3_a_leader_that_was_frozen_in_a_check_that_went_well_closes_nothing() -> Outcome {
+    let (server, dependency) = (Redis::standalone(&Options::new())?, Dependency::new());
+    // To one that only looks the dependency is up: its file is another. Its check takes long.
+    let breaker = BreakerPlan {
+        backoff_ms: 100,
+        recovery: RecoveryPlan::HealthCheck { takes_ms: 1_500 },
+        ..dependency.breaker()
+    };
+    let own = dependency.down.with_file_name("never");
+    let apart = BreakerPlan { down: own.to_str().unwrap().to_owned(), ..breaker.clone() };
+    let first = Plan { tasks: 0, ..plan(server.url(), apart) };
+    let others =
+        plan(server.url(), BreakerPlan { recovery: RecoveryPlan::HealthCheck { takes_ms: 50 }, ..breaker });
+    dependency.fail();
+    let mut fleet = Fleet::start(PROGRAM, &first, 1)?;
+    started(&fleet, 1)?;
+    let store = RedisStore::lazy(server.url().as_str())?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let id = Id::new("provider")?;
+    assert!(runtime.block_on(store.set_circuit(&id, Position::Open))?.body);
+    fleet.wait_until("its check runs", PATIENCE, |records| {
+        count(records, |event| *event == Event::Checking) == 1
+    })?;
+    fleet.freeze(0)?;
+    for _ in 0..3 {
+        fleet.add_with(&others)?;
+    }
+    // Another leads when its TTL of 2 s is over, and finds the dependency down.
+    fleet.wait_until("another checks", PATIENCE, |records| {
+        count(records, |event| *event == Event::Checked { ok: Some(false) }) > 3
+    })?;
+    let before = fleet.records().len();
+    fleet.thaw(0)?;
+    fleet.wait_until("its check ends", PATIENCE, |records| {
+        records[before..]
+            .iter()
+            .any(|record| record.worker == 0 && matches!(record.event, Event::Checked { .. }))
+    })?;
+    let at = fleet.records().len();
+    fleet.wait_until("others check on", PATIENCE, |records| {
+        count(&records[at..], |event| *event == Event::Checked { ok: Some(false) }) > 3
+    })?;
+    assert_eq!(count(&fleet.records(), closed), 0, "it stays open");
+    dependency.heal();
+    fleet.wait_until("all closed", PATIENCE, |records| who(records, closed).len() == 4)?;
+    fleet.stop(PATIENCE)?;
     Ok(())
 }
 
@@ -189,7 +221,7 @@ fn case_9_a_trial_of_a_killed_process_is_free_by_its_ttl_and_one_that_is_dropped
         backoff_ms: 200,
         ..dependency.breaker()
     };
-    // Calls take long enough that one can be killed in a trial; half of them are dropped, which is ignored.
+    // Calls take long enough that one can be killed in a trial.
     let long = Plan { hold_ms: Span(400, 400), ..plan(server.url(), breaker) };
     let mut fleet = Fleet::start(PROGRAM, &long, 3)?;
     started(&fleet, 3)?;
@@ -208,8 +240,9 @@ fn case_9_a_trial_of_a_killed_process_is_free_by_its_ttl_and_one_that_is_dropped
     fleet.kill(first)?;
     dependency.heal();
     fleet.wait_until("closed", PATIENCE, |records| who(&records[at..], closed).len() == 2)?;
-    assert!(killed.elapsed() < Duration::from_secs(6), "{:?}", killed.elapsed());
-    // Dropped trials are free at once: with a TTL of an hour, it closes all the same.
+    // It was renewed at a third of its TTL at the latest, and is not free before what is left of that.
+    let after = killed.elapsed();
+    assert!((Duration::from_millis(1_200)..Duration::from_secs(6)).contains(&after), "{after:?}");
     let records = fleet.stop(PATIENCE)?;
     assert!(
         judge(&records, 3, &[]).iter().all(|wrong| wrong.contains("after it knew")),
@@ -271,7 +304,7 @@ fn case_10_many_look_at_an_open_circuit_and_the_first_probe_comes_on_time() -> O
         .unwrap();
     let after = probe.at - opening.at;
     // Between 2.0 and 2.2 s, with room for a busy machine at the end; the opening itself was seen a little late.
-    assert!((1_980_000..3_200_000).contains(&after), "{after} us");
+    assert!((1_980_000..2_700_000).contains(&after), "{after} us");
     Ok(())
 }
 
@@ -295,6 +328,13 @@ fn co_2_a_full_semaphore_opens_nothing_and_an_open_circuit_takes_no_slot() -> Ou
     })?;
     let records = fleet.records();
     assert_eq!(timeouts(&records[at + 32..]), 0, "nobody waits for a slot");
+    let store = RedisStore::lazy(server.url().as_str())?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    for _ in 0..20 {
+        let snapshot = runtime.block_on(store.snapshot(&Id::new("provider")?))?.body.unwrap();
+        assert_eq!((snapshot.held, snapshot.waiting), (0, 0));
+        assert!(snapshot.circuit.unwrap().view.is_open());
+    }
     fleet.stop(PATIENCE)?;
     Ok(())
 }
@@ -413,6 +453,8 @@ fn random_run(length: Duration) -> Outcome {
     println!("{} openings, {kills} kills, {} freezes", openings.len(), freezes.len());
     assert!(openings.len() >= 3, "it opened again and again");
     let wrong = judge(&records, 3, &freezes);
-    assert!(wrong.is_empty(), "seed {}: {wrong:#?}", plan.seed);
+    let roles = records.iter().filter(|record| matches!(record.event, Event::Role { .. } | Event::Killed));
+    let roles: Vec<_> = roles.map(|record| (record.at, record.worker, &record.event)).collect();
+    assert!(wrong.is_empty(), "seed {}: {wrong:#?}\n{freezes:?}\n{roles:?}", plan.seed);
     Ok(())
 }

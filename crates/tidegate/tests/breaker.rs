@@ -530,6 +530,63 @@ async fn case_9_a_trial_that_is_ignored_or_dropped_is_free_at_once_and_one_of_a_
 }
 
 #[tokio::test(start_paused = true)]
+async fn cb_11_a_process_that_stops_in_a_trial_leaves_it_to_others_at_once() {
+    let world = World::new();
+    let (a, b) = (world.started(half_open(&world, 1)).await, world.started(half_open(&world, 1)).await);
+    open_at(&world, &b).await;
+    sleep(ms(1_010)).await;
+    let mut held = Box::pin(a.execute(pending::<Result<(), &str>>).into_future());
+    assert!(once_polled(held.as_mut()).await.is_none());
+    sleep(ms(5)).await;
+    assert!(once_polled(held.as_mut()).await.is_none());
+    assert!(is_blocked(&b).await);
+    a.stop().await;
+    sleep(ms(110)).await;
+    works(&b, 1).await;
+    sleep(ms(5)).await;
+    assert!(!b.is_open());
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cb_7_a_circuit_that_was_lost_is_closed_and_what_was_known_of_it_opens_nothing() {
+    let world = World::new();
+    let (a, b) = (world.started(world.builder()).await, world.started(world.builder()).await);
+    let late = {
+        let b = b.clone();
+        tokio::spawn(async move {
+            b.execute(|| async {
+                sleep(SECOND * 3).await;
+                Err::<(), _>("no")
+            })
+            .await
+        })
+    };
+    sleep(ms(1)).await;
+    fails(&a, 2).await;
+    told().await;
+    world.store.wipe();
+    // What was counted is lost, and what began before the loss counts no more.
+    assert_eq!(late.await.unwrap(), Err(ExecuteError::Call("no")));
+    told().await;
+    fails(&a, 2).await;
+    told().await;
+    assert!(!a.is_open());
+    let before = a.state().generation;
+    fails(&a, 3).await;
+    told().await;
+    assert!(a.is_open() && b.is_open());
+    assert!(a.state().generation > before);
+    // Open, and lost: all processes find it closed when they look, and it opens again if it must.
+    world.store.wipe();
+    sleep(SECOND * 31).await;
+    assert!(!a.is_open() && !b.is_open());
+    fails(&b, 3).await;
+    told().await;
+    assert!(a.is_open());
+}
+
+#[tokio::test(start_paused = true)]
 async fn cb_4_one_question_at_a_time_and_none_for_100_ms_after_a_denial() {
     let world = World::new();
     let (faulty, handle) = world.faulty();

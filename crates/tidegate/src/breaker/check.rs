@@ -104,11 +104,10 @@ impl Circuit {
         }
     }
 
-    /// When a check must be looked at again, whatever it does.
-    pub(super) fn check_ends(&self, check: Option<&Running>) -> Option<Moment> {
-        let running = check?;
+    /// When leading must be looked at again, whatever else happens: a leader's own deadline, and the end of a check's time.
+    pub(super) fn duty_ends(&self, check: Option<&Running>) -> Option<Moment> {
         let until = self.lock().leads.as_ref().map(|leads| leads.until);
-        Some(until.map_or(running.timeout_at, |until| until.min(running.timeout_at)))
+        until.into_iter().chain(check.map(|running| running.timeout_at)).min()
     }
 
     /// Completes when the check does, or its time is up; never without one. The verdict is then to be told.

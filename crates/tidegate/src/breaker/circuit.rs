@@ -346,6 +346,10 @@ impl Circuit {
             state.phase = Phase::Stopping(now.plus(self.op_timeout.saturating_mul(2)));
             self.show(&state);
             self.refuse_trial(&mut state);
+            // What comes of trial calls that run on is told to nobody: others may try at once.
+            for trial in std::mem::take(&mut state.trials) {
+                state.outbox.push_back(CircuitAct::GiveBack { fence: trial.fence });
+            }
             self.ensure_running(&mut state);
         }
         self.unlock(state);

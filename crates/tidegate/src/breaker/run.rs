@@ -10,7 +10,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use tidegate_core::{
     CircuitAct, CircuitDid, CircuitReply, CircuitRequest, Listener, Reply, StoreError,
     backoff::Doubling,
-    circuit::{self, Election},
+    circuit::{self, Election, HEARD_MS},
     store::MOST_ACTS,
     time::{LONGEST, Moment, ceil_millis},
 };
@@ -27,9 +27,9 @@ use crate::{clock::Task, link::is_lost, task::Guard};
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
 /// The first probe of a store that is away, and the longest wait between two.
 const PROBE: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(2));
-/// A store knows a process, and the number of its last report, for 10 s. What was lost for nearly so long is not reported
-/// again.
-const REMEMBERED: Duration = Duration::from_secs(9);
+/// A store knows a process, and the number of its last report, for so long. What could come later than that is not
+/// reported again.
+const REMEMBERED: Duration = Duration::from_millis(HEARD_MS);
 /// The wait before an attempt for which the user's own backoff has none.
 const NO_WAIT: Duration = Duration::from_secs(10);
 
@@ -57,8 +57,10 @@ async fn run_on(circuit: Arc<Circuit>, guard: Guard<Circuit>) {
         // Pushes may come as fast as they are taken; the others on this thread have their turn all the same.
         tokio::task::coop::consume_budget().await;
         circuit.cancel_in_vain(&mut check);
+        let turn = circuit.turn(check.is_some());
+        // What is known by now is told before any wait.
         circuit.tell();
-        match circuit.turn(check.is_some()) {
+        match turn {
             Turn::Judge(generation, recent) => circuit.ask_strategy(generation, &recent),
             Turn::Schedule { generation, attempt } => circuit.ask_backoff(generation, attempt),
             Turn::Check(kind) => check = circuit.begin_check(kind),
@@ -158,6 +160,15 @@ impl Circuit {
         Turn::Over
     }
 
+    /// This process leads no more where its own deadline has passed, also while it waits for an answer.
+    fn lapse(&self) {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        if state.leads.as_ref().is_some_and(|leads| leads.until <= now) {
+            self.follow(&mut state);
+        }
+    }
+
     /// This process leads no more.
     fn follow(&self, state: &mut State) {
         if state.leads.take().is_some() {
@@ -172,7 +183,7 @@ impl Circuit {
     fn next_request(&self, state: &mut State, now: Moment) -> Option<CircuitRequest> {
         if let Some(lost) = &mut state.flying {
             lost.sent = now;
-            if now.since(lost.first_sent) < REMEMBERED {
+            if now.since(lost.first_sent).saturating_add(self.op_timeout) < REMEMBERED {
                 return Some(lost.request.clone());
             }
             let acts = std::mem::take(&mut lost.request.acts);
@@ -210,7 +221,12 @@ impl Circuit {
         // Room is left for what follows.
         let room = MOST_ACTS / 2;
         acts.extend(state.outbox.drain(..state.outbox.len().min(room)));
-        acts.extend(self.leads(state, now, stops));
+        let leads = self.leads(state, now, stops);
+        if let Some(CircuitAct::Resign { .. }) = leads {
+            // Another may lead before the answer is here.
+            self.follow(state);
+        }
+        acts.extend(leads);
         let due = state.trials.iter().filter(|trial| trial.renew_at <= now).take(MOST_ACTS / 4);
         acts.extend(due.map(|trial| CircuitAct::RenewTrial { fence: trial.fence }));
         if let Some(asking) = state.asking.as_mut().filter(|asking| !asking.sent) {
@@ -286,6 +302,7 @@ impl Circuit {
                 answer = answer.as_mut() => break answer,
                 () = self.rest(None, check) => {}
             }
+            self.lapse();
             self.cancel_in_vain(check);
             self.tell();
         };
@@ -299,7 +316,7 @@ impl Circuit {
 
     /// Waits until there may be something to do.
     async fn rest(&self, until: Option<Moment>, check: &mut Option<Running>) {
-        let until = self.check_ends(check.as_ref()).into_iter().chain(until).min();
+        let until = self.duty_ends(check.as_ref()).into_iter().chain(until).min();
         let due = async {
             match until {
                 Some(at) => self.clock.sleep_until(at).await,
@@ -358,10 +375,11 @@ impl Circuit {
             {
                 state.leads = Some(took.leadership(*fence, until_ms));
             }
-            (
-                CircuitAct::Renew { fence } | CircuitAct::Resign { fence },
-                CircuitDid::Renewed(None) | CircuitDid::Resigned(_),
-            ) if state.leads.as_ref().is_some_and(|leads| leads.fence == *fence) => self.follow(state),
+            (CircuitAct::Renew { fence }, CircuitDid::Renewed(None))
+                if state.leads.as_ref().is_some_and(|leads| leads.fence == *fence) =>
+            {
+                self.follow(state);
+            }
             (CircuitAct::Verdict { .. }, CircuitDid::Judged(_)) => state.judging = false,
             (CircuitAct::Trial { ask }, CircuitDid::Trial(trial)) => {
                 self.take_trial(state, *ask, trial, took.store_now, took.sent);
@@ -378,7 +396,11 @@ impl Circuit {
         state.notices.push_back(Notice::StoreError);
         if !is_lost(&error) {
             // What was asked for is not done, and not asked for again as it was.
-            state.flying = None;
+            let acts = state.flying.take().map(|flight| flight.request.acts).unwrap_or_default();
+            let dropped = acts.iter().map(results_of).sum();
+            if dropped > 0 {
+                state.notices.push_back(Notice::Undelivered(dropped));
+            }
             state.judging = false;
             state.scheduled = None;
         }
