@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate::{CircuitBreaker, Consecutive, Constant, HealthCheck, Id, Operators, Position};
+use tidegate::{CircuitBreaker, Consecutive, Constant, ExecuteError, HealthCheck, Id, Operators, Position};
 use tidegate_fleet::{
     clock,
     fleet::{Fleet, worker_program},
@@ -64,9 +64,14 @@ async fn reach(server: &Redis, workers: u32, down: &Path) -> (f64, f64) {
     let backoff = Constant::every(Duration::from_secs(3_600));
     let health =
         HealthCheck::new(backoff, |_| async { Ok::<(), String>(()) }).timeout(Duration::from_secs(60));
+    // What this process is told, and when: it does not look, which would take a core from the others.
+    let (told, mut news) = tokio::sync::mpsc::unbounded_channel();
     let breaker = CircuitBreaker::builder(&id)
         .strategy(Consecutive::new(3))
         .recovery(health)
+        .on_state_change(move |change| {
+            let _ = told.send((change.to, clock::now()));
+        })
         .build(store.clone())
         .unwrap();
     breaker.start().await.unwrap();
@@ -76,13 +81,11 @@ async fn reach(server: &Redis, workers: u32, down: &Path) -> (f64, f64) {
         let at = fleet.records().len();
         let mut last = 0;
         for _ in 0..3 {
-            let _ = breaker.execute(|| async { Err::<(), _>("down") }).await;
-            last = clock::now();
+            // The moment at which the call fails.
+            let failed = breaker.execute(|| async { Err::<(), u64>(clock::now()) }).await;
+            last = failed.err().and_then(ExecuteError::call).expect("it ran");
         }
-        while !breaker.is_open() {
-            tokio::task::yield_now().await;
-        }
-        let own = clock::now();
+        let Some((Position::Open, own)) = news.recv().await else { panic!("it opens") };
         let open = |records: &[Record]| {
             let is = |record: &&Record| matches!(record.event, Event::Circuit { open: true, .. });
             records[at..].iter().filter(is).map(|record| record.at).collect::<Vec<_>>()
@@ -99,9 +102,7 @@ async fn reach(server: &Redis, workers: u32, down: &Path) -> (f64, f64) {
                     == others
             })
             .expect("all know");
-        while breaker.is_open() {
-            tokio::task::yield_now().await;
-        }
+        let Some((Position::Closed, _)) = news.recv().await else { panic!("it closes") };
         // Its budget of reports fills again.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

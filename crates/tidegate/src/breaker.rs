@@ -164,7 +164,8 @@ impl<G, J> CircuitBreaker<G, J> {
 
     /// Ends: what was recorded is delivered, leadership is given away at once, and a running check is dropped; for two
     /// operation timeouts at most. Idempotent. Calls that run go on, uncounted; later ones are
-    /// [`NotStarted`](crate::ExecuteError::NotStarted).
+    /// [`NotStarted`](crate::ExecuteError::NotStarted). What could not be delivered is reported; the permits of trial calls
+    /// that still run are given back, so that others may try at once.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the breaker stopping.

@@ -848,6 +848,15 @@ async fn cb_7_a_store_that_is_away_keeps_the_last_known_state_and_heals() {
     handle.back();
     sleep(SECOND * 3).await;
     assert_eq!(world.codes(), ["available"]);
+    // What a stop could not deliver is said.
+    let (cut, cut_handle) = world.faulty();
+    let stopping = world.started_on(world.builder(), cut).await;
+    cut_handle.away();
+    fails(&stopping, 2).await;
+    let before = Instant::now();
+    stopping.stop().await;
+    assert!(before.elapsed() <= ms(2_050), "two operation timeouts at most: {:?}", before.elapsed());
+    assert_eq!(world.codes(), ["unavailable", "undelivered"]);
     world.set_up(false);
     fails(&breaker, 3).await;
     told().await;
@@ -901,10 +910,9 @@ async fn cb_8_at_most_20_requests_a_second_go_to_the_store_whatever_the_rate() {
         }
         let seconds = f64::from(10_000 / rate) / 1_000.0;
         let asked = sent(&handle) - before;
-        assert!(
-            f64::from(u32::try_from(asked).unwrap()) <= f64::from(most) * seconds + 1.0,
-            "{asked} in {seconds} s"
-        );
+        let asked = f64::from(u32::try_from(asked).unwrap());
+        assert!(asked <= f64::from(most) * seconds + 1.0, "{asked} in {seconds} s");
+        assert!(asked >= 1.0 || seconds < 0.2, "{asked} in {seconds} s");
     }
     let before = sent(&handle);
     for _ in 0..10_000 {

@@ -104,6 +104,11 @@ impl Reports {
         self.pending.is_empty()
     }
 
+    /// How many results there are.
+    pub(super) fn results(&self) -> usize {
+        self.pending.iter().map(|pending| results(&pending.runs)).sum()
+    }
+
     pub(super) fn clear(&mut self) {
         self.pending.clear();
     }
@@ -130,6 +135,11 @@ impl Reports {
         let batch = Batch::new(pending.runs.into()).unwrap_or_default();
         Some((self.number, pending.generation, batch))
     }
+}
+
+/// How many results runs are.
+pub(super) fn results<'a>(runs: impl IntoIterator<Item = &'a Run>) -> usize {
+    runs.into_iter().map(|run| usize::try_from(run.times).unwrap_or(usize::MAX)).sum()
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::{
     check::Running,
     circuit::{Away, By, Circuit, Flight, Phase, State},
     notice::Notice,
+    reports,
 };
 use crate::{clock::Task, link::is_lost, task::Guard};
 
@@ -148,11 +149,15 @@ impl Circuit {
 
     fn end(&self, state: &mut State) -> Turn {
         self.follow(state);
+        let flying = state.flying.take().map(|flight| flight.request.acts).unwrap_or_default();
+        let dropped = flying.iter().map(results_of).sum::<usize>() + state.reports.results();
+        if dropped > 0 {
+            state.notices.push_back(Notice::Undelivered(dropped));
+        }
+        state.outbox.clear();
+        state.reports.clear();
         if !state.notices.is_empty() {
             // They are told first.
-            state.outbox.clear();
-            state.flying = None;
-            state.reports.clear();
             return Turn::Rest(Some(Moment::default()));
         }
         state.running = false;
@@ -474,5 +479,5 @@ const fn is_said_later(act: &CircuitAct) -> bool {
 /// How many results an act reports.
 fn results_of(act: &CircuitAct) -> usize {
     let CircuitAct::Report { batch, .. } = act else { return 0 };
-    batch.runs().iter().map(|run| usize::try_from(run.times).unwrap_or(usize::MAX)).sum()
+    reports::results(batch.runs())
 }
