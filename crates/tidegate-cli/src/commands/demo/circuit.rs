@@ -24,7 +24,9 @@ impl Outage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Turn {
     pub(super) open: bool,
-    /// When the store decided it, which is the same in all processes.
+    /// Which change it is: the same in all processes.
+    pub(super) generation: u64,
+    /// When the store decided it. Processes put the start at moments that lie a little apart, and so this, too.
     pub(super) decided: Duration,
     /// When this process knew.
     pub(super) seen: Duration,
@@ -43,21 +45,23 @@ pub(super) struct Opening {
 /// The openings of a run, in their order.
 pub(super) fn openings(turns: &[Turn]) -> Vec<Opening> {
     let mut turns = turns.to_vec();
-    turns.sort_by_key(|turn| (turn.decided, turn.seen));
-    let mut openings: Vec<Opening> = Vec::new();
+    turns.sort_by_key(|turn| (turn.generation, turn.seen));
+    let mut openings: Vec<(u64, Opening)> = Vec::new();
     for turn in turns {
         match openings.last_mut() {
-            Some(last) if turn.open && last.from == turn.decided => {
+            Some((generation, last)) if turn.open && *generation == turn.generation => {
+                last.from = last.from.min(turn.decided);
                 last.everywhere = last.everywhere.max(turn.seen);
             }
-            Some(last) if !turn.open => last.to = last.to.or(Some(turn.decided)),
+            Some((_, last)) if !turn.open => last.to = last.to.or(Some(turn.decided)),
             _ if turn.open => {
-                openings.push(Opening { from: turn.decided, everywhere: turn.seen, to: None });
+                let opening = Opening { from: turn.decided, everywhere: turn.seen, to: None };
+                openings.push((turn.generation, opening));
             }
             _ => {}
         }
     }
-    openings
+    openings.into_iter().map(|(_, opening)| opening).collect()
 }
 
 /// What the circuit came to: the part of `--json` that `--breaker` adds.
@@ -100,7 +104,22 @@ mod tests {
     }
 
     fn turn(open: bool, decided: u64, seen: u64) -> Turn {
-        Turn { open, decided: ms(decided), seen: ms(seen) }
+        Turn { open, generation: decided, decided: ms(decided), seen: ms(seen) }
+    }
+
+    #[test]
+    fn processes_whose_starts_lie_a_little_apart_saw_the_same_opening() {
+        let apart = |turn: Turn, by: u64| Turn { decided: turn.decided + Duration::from_micros(by), ..turn };
+        let turns = [
+            turn(true, 8_000, 8_004),
+            apart(turn(true, 8_000, 8_002), 3),
+            apart(turn(false, 9_000, 9_001), 2),
+            turn(false, 9_000, 9_003),
+        ];
+        let openings = openings(&turns);
+        assert_eq!(openings.len(), 1);
+        assert_eq!((openings[0].from, openings[0].everywhere), (ms(8_000), ms(8_004)));
+        assert_eq!(Outcome::new(0, &turns, &[call(9_500)]).calls_while_open, 0);
     }
 
     fn call(granted: u64) -> Call {

@@ -137,7 +137,8 @@ pub(super) async fn breaker(
         .on_state_change(move |change| {
             let decided = Duration::from_micros(change.at.micros()).saturating_sub(origin);
             let seen = start.elapsed().max(decided);
-            sink(Event::Circuit(Turn { open: change.to == Position::Open, decided, seen }));
+            let (open, generation) = (change.to == Position::Open, change.generation);
+            sink(Event::Circuit(Turn { open, generation, decided, seen }));
         })
         .semaphore(semaphore.clone(), |refusal: &Refusal| match refusal {
             Refusal::Throttled { rest: Some(rest) } => Release::throttled_for(*rest),
