@@ -164,6 +164,22 @@ fn a_killed_process_stops_nobody_and_its_slots_come_back() {
 }
 
 #[test]
+fn a_process_that_is_suspended_past_its_ttl_is_never_taken_for_over_admission() {
+    for breaker in [&[][..], &["--breaker", "--outage-at", "9s", "--outage-for", "500ms"]] {
+        let redis = Redis::start();
+        let more = ["--processes", "3", "--seconds", "12", "--latency", "100ms", "--workers", "30"];
+        let mut demo = Running::start(&redis, &[&more[..], breaker].concat());
+        signal("-STOP", &demo.pids[1]);
+        // Its leases end after 5 s, and the others take them.
+        demo.until("t=8s ");
+        signal("-CONT", &demo.pids[1]);
+        let report = checked(&demo.finish());
+        assert_eq!((number(&report, "over_admission"), number(&report, "leases_left")), (0, 0), "{report}");
+        assert!(number(&report, "provider_max_in_flight") <= 20, "{report}");
+    }
+}
+
+#[test]
 fn without_processes_it_is_over() {
     let redis = Redis::start();
     let demo = Running::start(&redis, &["--processes", "2", "--seconds", "3000"]);

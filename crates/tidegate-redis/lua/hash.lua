@@ -24,6 +24,11 @@ function M.corrupt(what)
   error({ corrupt = what })
 end
 
+-- Whether a number that was read is a whole one from 0 to `most`: any other is told to nobody.
+function M.is_whole(number, most)
+  return number >= 0 and number <= most and number % 1 == 0
+end
+
 -- A field as it is; false where it is absent.
 function M.get(field)
   local fields = M.fields

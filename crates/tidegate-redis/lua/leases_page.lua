@@ -33,12 +33,12 @@ return M.step(function()
   local page = {}
   for _, slot in ipairs(slots) do
     local lease = M.lease_at(slot) or M.corrupt('slots')
-    local parts = lease.fence % 1 + lease.epoch % 1 + lease.granted % 1
-    if parts ~= 0 or lease.fence < 0 or lease.epoch < 0 or lease.fence > M.S.fence or lease.granted > M.now then
-      M.corrupt('lease')
-    end
     local rests = lease.cohort < 0
     local ends = rests and (resting_until[slot] or M.corrupt('resting')) or not rests and M.cohort(lease.cohort).ends
+    if not (M.is_whole(lease.fence, M.S.fence) and M.is_whole(lease.epoch, LAST) and M.is_whole(lease.granted, M.now)
+      and M.is_whole(ends, LAST)) then
+      M.corrupt('lease')
+    end
     local class = M.P.classes[lease.tier] and M.P.classes[lease.tier][1] or false
     page[#page + 1] = { slot, lease.fence, lease.epoch, M.owner_of(lease), class, math.max(0, M.now - lease.granted),
       math.max(0, ends - M.from_now), rests and 1 or 0 }

@@ -54,7 +54,7 @@ mod state;
 
 pub(crate) use acquiring::Acquiring;
 pub(crate) use local::Fallback;
-pub(crate) use permit::Permit;
+pub(crate) use permit::{Permit, Watch};
 
 use local::Standing;
 use state::{State, Waiter};

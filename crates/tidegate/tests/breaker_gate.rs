@@ -465,10 +465,37 @@ async fn co_5_a_call_can_be_told_of_its_lease() {
     let breaker = world.builder().gate(semaphore.clone()).build(world.store.clone()).unwrap();
     breaker.start().await.unwrap();
     let other = semaphore.acquire(Acquire::once()).await.unwrap();
-    let held = breaker.execute_with(|held| async move { Ok::<_, &str>(held) }).await.unwrap();
-    let token = held.token.unwrap();
-    assert_eq!((token.slot, held.limit), (1, 2));
+    let call = breaker.execute_with(|held| async move {
+        assert!(held.is_live());
+        Ok::<_, &str>(held)
+    });
+    let held = call.await.unwrap();
+    let token = held.token().unwrap();
+    assert_eq!((token.slot, held.limit(), held.fence()), (1, 2, Some(token.fence)));
     assert!(token.fence > other.fence().unwrap());
+    assert!(!held.is_live(), "it was given back with the end of the call");
+    // Another's lease in the same place is not this one's.
+    let next = semaphore.acquire(Acquire::once()).await.unwrap();
+    assert!(next.is_live() && !held.is_live());
+    let mut lost = pin!(held.lost());
+    assert!(poll_fn(|context| Poll::Ready(lost.as_mut().poll(context).is_pending())).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn co_5_a_call_is_told_that_its_lease_is_lost() {
+    let world = World::new();
+    let semaphore = world.semaphore(1);
+    let breaker = world.builder().gate(semaphore.clone()).build(world.store.clone()).unwrap();
+    breaker.start().await.unwrap();
+    let call = breaker.execute_with(|held| async move {
+        let operators = world.store.operators().unwrap();
+        assert!(operators.evict(&Id::new(ID).unwrap(), held.token().unwrap()).await.unwrap().body);
+        assert!(held.is_live(), "as far as this process knows");
+        let lost = held.lost().await;
+        assert_eq!((Some(lost.token), held.is_live()), (held.token(), false));
+        Ok::<_, &str>(7)
+    });
+    assert_eq!(call.await, Ok(7));
 }
 
 #[tokio::test(start_paused = true)]

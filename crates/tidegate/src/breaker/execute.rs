@@ -27,8 +27,8 @@ use super::{
     trial::{Pass, Ticket},
 };
 use crate::{
-    CallResult, ExecuteError, Job, Release, Valve,
-    driver::{Acquiring, Permit},
+    CallResult, ExecuteError, Job, LeaseLost, Release, Valve,
+    driver::{Acquiring, Permit, Watch},
 };
 
 /// A call that will be made if the circuit lets it. Awaiting it looks, waits where calls are gated, calls and records.
@@ -116,21 +116,59 @@ impl<F, C, J> Execute<F, Gated<Valve, C>, J> {
     }
 }
 
-/// What a call is told of its permit: enough to guard what it touches.
+/// What a call may know of its permit: enough to guard what it touches, and to stop when the slot is another's. A cheap
+/// clone, which keeps nothing held.
 ///
-/// Spec: ST-9.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
+/// Spec: ST-9, AS-6.
+#[derive(Clone)]
 pub struct Holding {
-    /// The lease; none where concurrency is not bounded, and for a permit that this process granted alone.
-    pub token: Option<Token>,
-    /// The limit in force at the grant; 0 where there is none.
-    pub limit: u32,
+    /// None where nothing stands before the call.
+    watch: Option<Watch>,
+    limit: u32,
 }
 
 impl Holding {
     fn of(permit: &Permit) -> Self {
-        Self { token: permit.token(), limit: permit.limit() }
+        Self { watch: Some(permit.watch()), limit: permit.limit() }
+    }
+
+    /// The lease's unique name; none where concurrency is not bounded, and for a permit that this process granted alone.
+    pub fn token(&self) -> Option<Token> {
+        self.watch.as_ref().and_then(Watch::token)
+    }
+
+    /// Grows from grant to grant of the id. None where there is no [`token`](Self::token).
+    pub fn fence(&self) -> Option<u64> {
+        self.token().map(|token| token.fence)
+    }
+
+    /// The limit in force at the grant; 0 where there is none.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Whether the slot is certainly still this call's own: not after the call has ended. Does not wait; after a freeze
+    /// longer than the TTL it says no before anything else. Always, where there is no [`token`](Self::token).
+    pub fn is_live(&self) -> bool {
+        self.watch.as_ref().is_none_or(Watch::is_live)
+    }
+
+    /// Completes when the lease is lost while the call runs, also when the store cannot be reached and its time has
+    /// passed. Never where there is no [`token`](Self::token).
+    ///
+    /// # Cancel safety
+    /// Can be dropped and asked again.
+    pub async fn lost(&self) -> LeaseLost {
+        match &self.watch {
+            Some(watch) => watch.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl std::fmt::Debug for Holding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Holding").field("token", &self.token()).field("limit", &self.limit).finish()
     }
 }
 
@@ -163,7 +201,7 @@ impl<F: FnOnce(Holding) -> Fut, Fut> Starts for Told<F> {
     type Call = Fut;
 
     fn start(self, permit: impl FnOnce() -> Option<Holding>) -> Fut {
-        (self.0)(permit().unwrap_or(Holding { token: None, limit: 0 }))
+        (self.0)(permit().unwrap_or(Holding { watch: None, limit: 0 }))
     }
 }
 

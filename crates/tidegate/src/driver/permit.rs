@@ -78,7 +78,12 @@ impl Permit {
     }
 
     pub(crate) const fn lost(&self) -> Lost<'_> {
-        Lost { permit: self }
+        Lost { driver: &self.driver, key: self.key, token: None }
+    }
+
+    /// What can be asked of it by another than its holder.
+    pub(crate) fn watch(&self) -> Watch {
+        Watch { driver: Arc::clone(&self.driver), key: self.key, token: self.token() }
     }
 
     #[inline]
@@ -241,23 +246,56 @@ impl Drop for Permit {
     }
 }
 
-/// Completes when a lease is lost; never for a permit without one.
+/// A look at a permit, which may be released meanwhile.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    driver: Arc<Driver>,
+    key: usize,
+    /// Its key may be another's by now; its token is not.
+    token: Option<Token>,
+}
+
+impl Watch {
+    pub(crate) const fn token(&self) -> Option<Token> {
+        self.token
+    }
+
+    /// Whether the lease is certainly held now; a permit without one always is.
+    pub(crate) fn is_live(&self) -> bool {
+        let Some(token) = self.token else { return true };
+        let state = self.driver.lock();
+        let now = self.driver.clock.now();
+        let held = state.lease_of(self.key).and_then(|key| state.held.get(key));
+        held.is_some_and(|held| held.token == token && held.is_live(now))
+    }
+
+    pub(crate) const fn lost(&self) -> Lost<'_> {
+        Lost { driver: &self.driver, key: self.key, token: self.token }
+    }
+}
+
+/// Completes when a lease is lost; never for a permit without one, nor once it was released.
 #[must_use = "futures do nothing unless polled"]
 pub(crate) struct Lost<'a> {
-    permit: &'a Permit,
+    driver: &'a Arc<Driver>,
+    key: usize,
+    /// The lease that is meant, where the key may be another's.
+    token: Option<Token>,
 }
 
 impl Future for Lost<'_> {
     type Output = LeaseLost;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseLost> {
-        let permit = self.permit;
-        let driver = &permit.driver;
+        let driver = self.driver;
         let mut state = driver.lock();
-        let Some(key) = state.lease_of(permit.key) else { return Poll::Pending };
+        let Some(key) = state.lease_of(self.key) else { return Poll::Pending };
         let now = driver.clock.now();
         let Some(held) = state.held.get_mut(key) else { return Poll::Pending };
         let token = held.token;
+        if self.token.is_some_and(|meant| meant != token) {
+            return Poll::Pending;
+        }
         if held.is_live(now) {
             if !held.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
                 held.wakers.push(context.waker().clone());
@@ -267,6 +305,6 @@ impl Future for Lost<'_> {
         }
         state.lose(key);
         driver.unlock(state);
-        Poll::Ready(LeaseLost::new(permit.id(), token))
+        Poll::Ready(LeaseLost::new(&driver.member.id, token))
     }
 }

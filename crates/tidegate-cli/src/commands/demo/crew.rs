@@ -13,8 +13,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tidegate::{
     Acquire, AcquireError, AdaptiveSemaphore, Aimd, BuildError, CircuitBreaker, Consecutive, Constant,
-    ExecuteError, Gated, Growth, HealthCheck, Holding, Lease, OnCancel, Outcome, OutcomeOnError, Position,
-    Release, Store,
+    ExecuteError, Gated, Growth, HealthCheck, Lease, OnCancel, Outcome, OutcomeOnError, Position, Release,
+    Store,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -308,15 +308,27 @@ impl Worker {
     /// One call under the breaker, which gates it by the semaphore.
     async fn execute(&mut self, breaker: &Breaker, asked: Duration) -> Next {
         let worker = &*self;
-        // What it held, from when, and until when for certain: the lease goes back before the breaker answers.
-        let made: Mutex<Option<(Holding, Duration, Duration)>> = Mutex::default();
-        let call = breaker.execute_with(|held| {
+        // What it held: the lease goes back before the breaker answers.
+        let made: Mutex<Option<Made>> = Mutex::default();
+        let call = breaker.execute_with(|holding| {
             let granted = worker.start.elapsed();
-            *locked(&made) = Some((held, granted, granted));
+            let lease = holding.fence().map(|fence| Held {
+                fence,
+                limit: holding.limit(),
+                granted,
+                released: granted,
+            });
+            *locked(&made) = Some(Made { lease, granted, answered: granted });
             async {
+                let holding = holding;
                 let result = worker.refused_or_served().await;
-                if let Some((.., until)) = &mut *locked(&made) {
-                    *until = worker.start.elapsed();
+                // Looked at first: a lease that was lost was held for certain at its grant only.
+                let live = holding.is_live();
+                if let Some(made) = &mut *locked(&made) {
+                    made.answered = worker.start.elapsed();
+                    if let Some(lease) = made.lease.as_mut().filter(|_| live) {
+                        lease.released = made.answered;
+                    }
                 }
                 result
             }
@@ -352,14 +364,8 @@ impl Worker {
                 return Next::Ends;
             }
         };
-        let Some((held, granted, released)) = *locked(&made) else { return next };
-        let lease = held.token.map(|token| Held { fence: token.fence, limit: held.limit, granted, released });
-        (self.sink)(Event::Call(Call {
-            waited: granted.saturating_sub(asked),
-            lease,
-            answered: released,
-            answer,
-        }));
+        let Some(Made { lease, granted, answered }) = locked(&made).take() else { return next };
+        (self.sink)(Event::Call(Call { waited: granted.saturating_sub(asked), lease, answered, answer }));
         next
     }
 
@@ -451,6 +457,13 @@ impl Worker {
             }
         }
     }
+}
+
+/// A call that was begun under the breaker.
+struct Made {
+    lease: Option<Held>,
+    granted: Duration,
+    answered: Duration,
 }
 
 /// What a worker does after a call.
