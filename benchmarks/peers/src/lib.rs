@@ -22,6 +22,9 @@ use tower_resilience::{
     bulkhead::BulkheadLayer, circuitbreaker::CircuitBreakerLayer, ratelimiter::RateLimiterLayer,
 };
 
+/// Whether limitador was built in.
+pub const HAS_LIMITADOR: bool = cfg!(feature = "limitador");
+
 const SECOND: Duration = Duration::from_secs(1);
 const PERMITS: usize = 1_000;
 const PLENTY: NonZeroU32 = NonZeroU32::MIN.saturating_add(1_000_000_000);

@@ -1,4 +1,4 @@
-//! A contender: one of the others, or a floor, doing one work against a Redis server.
+//! A contender: Tidegate, one of the others, or a floor, doing one work against a Redis server.
 //!
 //! It is set up and warmed, says `ready`, waits for a line on its input, works, and says what came of it in one line
 //! of JSON. All else goes to standard error.
@@ -13,6 +13,7 @@ mod floors;
 mod limitador;
 mod options;
 mod throttled;
+mod tidegate;
 mod works;
 
 use anyhow::{Result, bail};
@@ -51,6 +52,11 @@ async fn contend(options: &Options) -> Result<Value> {
             works::pairs(options, floors::TwoCalls::connect(options).await?).await
         }
         (Peer::FloorPublish, Work::Publish) => floors::publish(options).await,
+        (Peer::Tidegate, Work::Pairs) => works::pairs(options, tidegate::semaphore(options)?).await,
+        (Peer::Tidegate, Work::Spans) => works::spans(options, tidegate::semaphore(options)?).await,
+        (Peer::Tidegate, Work::Latency) => tidegate::latency(options).await,
+        (Peer::Tidegate, Work::Rate) => works::rate(options, tidegate::Rules::new(options)?).await,
+        (Peer::Tidegate, Work::Exact) => tidegate::exact(options).await,
         (peer, work) => bail!("{peer:?} has no work {work:?}"),
     }
 }

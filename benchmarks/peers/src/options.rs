@@ -50,6 +50,7 @@ pub(crate) enum Peer {
     FloorBare,
     FloorTwoCalls,
     FloorPublish,
+    Tidegate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,6 +65,8 @@ pub(crate) enum Work {
     Latency,
     /// From a script that publishes to a task that waits
     Publish,
+    /// Asks for more than `limit` jobs, and counts what was admitted
+    Exact,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
