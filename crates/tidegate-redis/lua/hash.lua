@@ -10,6 +10,7 @@ local EXACT <const> = 9007199254740992
 local LAST <const> = 9007199254740991
 local BEHIND_US <const> = 1000000
 local MOST_POLICIES <const> = 16
+local MOST_TEXTS <const> = 1024
 
 -- Asks the server; a refusal ends the step.
 function M.ask(...)
@@ -161,9 +162,25 @@ function M.publish()
   M.pushes = {}
 end
 
--- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it.
-function M.step(decide, again)
-  local done, answer = pcall(decide)
+-- Numbers as text, written out once each: that is slow. Those of a library live on, so not all are kept.
+M.texts, M.texts_kept = {}, 0
+
+function M.text_of(number)
+  local text = M.texts[number]
+  if not text then
+    if M.texts_kept == MOST_TEXTS then
+      M.texts, M.texts_kept = {}, 0
+    end
+    text = string.format('%.0f', number)
+    M.texts[number], M.texts_kept = text, M.texts_kept + 1
+  end
+  return text
+end
+
+-- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it. Where the
+-- server is full, it is asked once more without what takes memory, if it did with it.
+function M.step(decide, takes_memory)
+  local done, answer = pcall(decide, takes_memory)
   if done then
     return answer
   end
@@ -171,15 +188,15 @@ function M.step(decide, again)
     answer = { corrupt = tostring(answer) }
   end
   if answer.refused then
-    if again and string.find(answer.refused, 'OOM', 1, true) then
-      return M.step(again)
+    if takes_memory and string.find(answer.refused, 'OOM', 1, true) then
+      return M.step(decide, false)
     elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
       return { err = answer.refused }
     end
     answer.corrupt = answer.refused
   end
   if answer.layout then
-    return cmsgpack.pack({ 3, answer.layout })
+    return cmsgpack.pack(3, answer.layout)
   end
   if not answer.corrupt then
     return { err = tostring(answer.err or 'unknown') }
@@ -189,5 +206,5 @@ function M.step(decide, again)
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end
-  return cmsgpack.pack({ 4, tostring(answer.corrupt) })
+  return cmsgpack.pack(4, tostring(answer.corrupt))
 end

@@ -379,11 +379,21 @@ function M.note_identities()
   end
 end
 
--- The longest hint of the rules that deny a job, with the number of that rule; nil where it fits.
-function M.rate_denial(costs)
+-- Puts what was ever spent of each rule behind `from`.
+function M.mark_levels(marks, from)
+  for index, rule in ipairs(M.P.rules) do
+    local level = M.own_level(index)
+    M.advance_to(rule, level, M.now)
+    marks[from + index] = level.spent
+  end
+end
+
+-- The longest hint of the rules that deny a job, with the number of that rule; nil where it fits. Its costs by rule stand in
+-- `costs` behind `from`; so they do for the others.
+function M.rate_denial(costs, from)
   local longest, by
   for index, rule in ipairs(M.P.rules) do
-    local hint = M.does_not_fit(rule, M.own_level(index), costs[index])
+    local hint = M.does_not_fit(rule, M.own_level(index), costs[from + index])
     if hint and (not longest or hint > longest) then
       longest, by = hint, index
     end
@@ -392,9 +402,9 @@ function M.rate_denial(costs)
 end
 
 -- How many of `count` jobs of these costs fit in the rules at once.
-function M.fitting(costs, count)
+function M.fitting(costs, from, count)
   for index, rule in ipairs(M.P.rules) do
-    local cost = costs[index]
+    local cost = costs[from + index]
     local level = M.own_level(index)
     M.advance_to(rule, level, M.now)
     if cost > 0 then
@@ -405,10 +415,10 @@ function M.fitting(costs, count)
 end
 
 -- Spends so many jobs of these costs, which fit.
-function M.spend_all(costs, count)
+function M.spend_all(costs, from, count)
   for index, rule in ipairs(M.P.rules) do
     local level = M.own_level(index)
-    local cost = costs[index]
+    local cost = costs[from + index]
     if cost > 0 then
       if level.spent + cost * count < EXACT then
         M.spend(rule, level, cost * count)

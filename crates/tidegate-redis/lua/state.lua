@@ -175,13 +175,15 @@ function M.limit_now()
   return M.P.fixed or nil
 end
 
--- What every answer carries.
-function M.head()
-  local limit = M.limit_now()
-  return {
-    M.S.epoch, M.now_us, limit or -1, limit and M.S.moved_at or 0, M.P and M.S.held or -1, M.paused_ms(),
-    M.P and M.P.revision or -1, M.P and M.P.ttl or -1, M.stepped_back,
-  }
+-- An answer: 0, the head that every one carries, and what else is said. Its values stand one after another, since a table
+-- costs more than what it holds.
+function M.answer(...)
+  local S, P, limit = M.S, M.P, M.limit_now()
+  if not P then
+    return cmsgpack.pack(0, S.epoch, M.now_us, -1, 0, -1, M.paused_ms(), -1, -1, M.stepped_back, ...)
+  end
+  return cmsgpack.pack(0, S.epoch, M.now_us, limit or -1, limit and S.moved_at or 0, S.held, M.paused_ms(), P.revision, P.ttl,
+    M.stepped_back, ...)
 end
 
 function M.tell_limit()
