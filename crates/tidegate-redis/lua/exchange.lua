@@ -35,17 +35,19 @@ function M.release_step()
   end
   local S, adaptive, releases = M.S, M.P.adaptive, R.releases
   local held, before = S.held, adaptive and M.L.value
-  local slots, at, count = {}, 1, 0
-  while at < #releases do
-    local slot
-    slot, at = struct.unpack('<d', releases, at), at + 40
-    if slot >= 0 then
-      count = count + 1
-      slots[count] = slot
+  local at = 1
+  -- A single one was read with the state.
+  if #releases > 40 then
+    local slots, count = {}, 0
+    for from = 1, #releases, 40 do
+      local slot = struct.unpack('<d', releases, from)
+      if slot >= 0 then
+        count = count + 1
+        slots[count] = slot
+      end
     end
+    M.fetch_leases(slots)
   end
-  M.fetch_leases(slots)
-  at = 1
   while at < #releases do
     local slot, fence, epoch, outcome, retry_after
     slot, fence, epoch, outcome, retry_after, at = struct.unpack('<ddddd', releases, at)
@@ -221,7 +223,7 @@ function M.say_only(answer)
 end
 
 function M.exchange(takes_memory)
-  M.begin()
+  M.begin(R.releases, R.acquires)
   local high, low = R.high, R.low
   if high then
     local last_high, last_low, answer = M.last_answer()

@@ -29,7 +29,8 @@ end
 function M.cohort(number)
   local it = M.cohorts[number]
   if not it then
-    local raw = M.get('c' .. number)
+    local name = 'c' .. M.text_of(number)
+    local raw = M.get(name)
     if not raw then
       M.corrupt('cohort')
     end
@@ -37,7 +38,7 @@ function M.cohort(number)
     if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
       M.corrupt('cohort')
     end
-    it = { ends = ends, count = count, earlier = earlier, later = later }
+    it = { ends = ends, count = count, earlier = earlier, later = later, name = name }
     M.cohorts[number] = it
   end
   return it
@@ -69,7 +70,9 @@ function M.join(ends)
       local behind = M.cohort(later)
       behind.earlier, behind.changed = number, true
     end
-    M.cohorts[number] = { ends = ends, count = 0, earlier = earlier, later = later, slots = {}, changed = true }
+    M.cohorts[number] = {
+      ends = ends, count = 0, earlier = earlier, later = later, name = 'c' .. M.text_of(number), slots = {}, changed = true,
+    }
     M.joined[ends] = number
   end
   return number
@@ -111,14 +114,14 @@ end
 
 function M.keep_cohorts()
   local changed = M.changed
-  for number, it in pairs(M.cohorts) do
+  for number, it in next, M.cohorts do
     if it.over then
-      changed['c' .. number], changed['k' .. number] = false, false
+      changed[it.name], changed['k' .. M.text_of(number)] = false, false
     elseif it.changed then
       local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
-      changed['c' .. number] = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later)
+      changed[it.name] = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later)
       if it.slots then
-        changed['k' .. number] = table.concat(it.slots, ' ')
+        changed['k' .. M.text_of(number)] = #it.slots == 1 and it.slots[1] or table.concat(it.slots, ' ')
       end
     end
   end
@@ -205,7 +208,7 @@ function M.grant_all(tier, owner, count, slots)
   local it, fields, changed, names = M.cohorts[number], M.fields, M.changed, M.names
   local joined, fence = it.slots, math.max(S.fence + 1, M.now_us)
   local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner
-  local at, taken = S.search, 0
+  local at, taken, cohorts = S.search, 0, M.now_known and M.now_known.cohorts
   while taken < count do
     local bytes = M.chunk(math.floor(at / CHUNK))
     local place = at % CHUNK + 1
@@ -220,6 +223,9 @@ function M.grant_all(tier, owner, count, slots)
           local name = names[slot] or M.name_of(slot)
           local lease = struct.pack('<d', fence + taken) .. rest
           fields[name], changed[name] = lease, lease
+          if cohorts and slot < NAMED then
+            cohorts[slot] = it.name
+          end
           taken = taken + 1
           joined[#joined + 1] = name
           slots[#slots + 1] = slot

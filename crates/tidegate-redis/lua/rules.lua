@@ -301,7 +301,7 @@ function M.own_level(index)
   if not level then
     local rule = M.P.rules[index]
     local raw = M.get('r:' .. rule[1])
-    level = raw and M.read_level(raw, 1) or M.initial_level(rule)
+    level = raw and (M.known_level(index, raw) or M.read_level(raw, 1)) or M.initial_level(rule)
     M.own[index] = level
   end
   return level
@@ -348,7 +348,8 @@ end
 function M.keep_levels()
   for index, level in pairs(M.own) do
     if level.changed then
-      M.put('r:' .. M.P.rules[index][1], M.written_level(level))
+      level.raw = M.written_level(level)
+      M.put('r:' .. M.P.rules[index][1], level.raw)
       M.S.levels_until = math.max(M.S.levels_until, M.rests_at(M.P.rules[index], level))
     end
   end

@@ -8,6 +8,7 @@
 -- clock is set back. So what was kept never has to be moved.
 -- The last number is the sum of those before it and 1: what was damaged is known by it, or by a number that is not whole.
 local STATE <const> = '<dddddddddddddddddd'
+local ONE_TIER <const> = '<ddddddddddddddddddI4'
 
 function M.no_state(last, fence)
   return {
@@ -42,14 +43,12 @@ function M.read_state(raw)
 end
 
 function M.written_state()
-  local S, tiers = M.S, {}
-  for at, count in ipairs(S.tiers) do
-    tiers[at] = struct.pack('<I4', count)
-  end
-  return struct.pack(STATE, S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
+  local S = M.S
+  local tiers = S.tiers
+  return struct.pack(#tiers == 1 and ONE_TIER or STATE .. string.rep('I4', #tiers), S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
     S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at,
     1 + S.last + S.offset + S.fence + S.epoch + S.born + S.paused_until + S.used + S.held + S.resting + S.first + S.newest
-    + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at) .. table.concat(tiers)
+    + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at, unpack(tiers))
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules.
@@ -58,9 +57,15 @@ end
 --
 function M.policy_of(parts)
   local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(parts, 1, 7)
+  local levels = {}
+  for _, rule in ipairs(rules) do
+    if not rule[9] then
+      levels[#levels + 1] = 'r:' .. rule[1]
+    end
+  end
   return {
     revision = revision, ttl = ttl, safe_start = safe_start, fixed = fixed, adaptive = adaptive, classes = classes,
-    rules = rules, leased = fixed ~= false or adaptive ~= false,
+    rules = rules, leased = fixed ~= false or adaptive ~= false, levels = levels,
   }
 end
 
@@ -86,9 +91,9 @@ function M.tier_or_last(class)
 end
 
 function M.forget_all()
-  M.fields, M.changed = {}, {}
-  M.fields.v, M.fields.s, M.fields.d, M.fields.p, M.fields.l, M.fields.q, M.fields.w, M.fields.z =
-    false, false, false, false, false, false, false, false
+  M.fields, M.changed, M.cohorts, M.chunks = {}, {}, {}, {}
+  M.fields.v, M.fields.s, M.fields.d, M.fields.p, M.fields.l, M.fields.q, M.fields.w, M.fields.z, M.fields.m0 =
+    false, false, false, false, false, false, false, false, false
   M.ask('DEL', M.key)
   local offset = M.S.offset
   M.S, M.P, M.L = M.no_state(M.S.last, M.S.fence), false, false
@@ -96,7 +101,8 @@ function M.forget_all()
 end
 
 function M.paused_ms()
-  return math.max(0, M.S.paused_until - M.now)
+  local left = M.S.paused_until - M.now
+  return left > 0 and left or 0
 end
 
 -- The epoch, begun where there is none.
@@ -109,45 +115,155 @@ function M.live()
   end
 end
 
+-- What a library knows of the last few ids: what it read or wrote, as it is in memory, with the bytes of that. They are read
+-- anew by each step, and where they are the same, what they say is not read again. A step takes out what is known of its id,
+-- and puts it back when all is written, so one that fails leaves nothing behind.
+M.known, M.known_ids = {}, 0
+
+local MOST_KNOWN <const> = 64
+local LONGEST_KNOWN <const> = 1024
+
+M.wanted = { 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z', 'm0' }
+
+-- Notes what else is to be read at once: the slots that are released, with their cohorts as far as these are known, and levels.
+-- Says how many fields are read then.
+function M.want(known, releases, acquires)
+  local wanted, count = M.wanted, 9
+  if releases and #releases <= 320 then
+    for at = 1, #releases, 40 do
+      local slot = struct.unpack('<d', releases, at)
+      if slot >= 0 then
+        count = count + 1
+        wanted[count] = M.names[slot] or M.name_of(slot)
+        local cohort = known and known.cohorts[slot]
+        if cohort then
+          count = count + 1
+          wanted[count] = cohort
+        end
+      end
+    end
+  end
+  if known and acquires and #known.P.levels > 0 then
+    for _, field in ipairs(known.P.levels) do
+      count = count + 1
+      wanted[count] = field
+    end
+  end
+  return count
+end
+
 -- Reads the state. M.fields has fields as they are, M.changed those that are to be written.
-function M.load_state()
-  M.changed = {}
-  local values = M.ask('HMGET', M.key, 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z', 'm0')
+function M.load_state(releases, acquires)
+  local key = M.key
+  local known = M.known[key]
+  if known then
+    M.known[key], M.known_ids = nil, M.known_ids - 1
+  end
+  M.now_known = known or false
+  if next(M.changed) then
+    M.changed = {}
+  end
+  local wanted, count = M.wanted, (releases or acquires) and M.want(known, releases, acquires) or 9
+  local values = M.ask('HMGET', key, unpack(wanted, 1, count))
+  local v, s, p = values[1], values[2], values[4]
   local fields = {
-    v = values[1], s = values[2], d = values[3], p = values[4], l = values[5], q = values[6], w = values[7],
-    z = values[8], m0 = values[9],
+    v = v, s = s, d = values[3], p = p, l = values[5], q = values[6], w = values[7], z = values[8], m0 = values[9],
   }
+  for at = 10, count do
+    fields[wanted[at]] = values[at]
+  end
   M.fields = fields
-  local layout = fields.v and tonumber(fields.v)
+  local layout = v and tonumber(v)
   if layout and layout > LAYOUT then
     error({ layout = layout })
   end
-  if fields.s then
+  M.first_ends = false
+  if s then
     if not layout then
       M.corrupt('layout')
     end
-    local S = M.read_state(fields.s)
-    if S.held < S.resting or S.epoch < 1 then
-      M.corrupt('state')
+    if known and known.s == s then
+      M.S, M.first, M.first_ends = known.S, known.S.first, known.first_ends
+    else
+      local S = M.read_state(s)
+      if S.held < S.resting or S.epoch < 1 then
+        M.corrupt('state')
+      end
+      M.S = S
     end
-    M.S = S
-  elseif layout or fields.p then
+    if known and known.chunk and fields.m0 and known.m0 == fields.m0 then
+      M.chunks[0] = known.chunk
+    end
+  elseif layout or p then
     M.corrupt('state')
   else
     M.S = M.no_state(0, 0)
   end
-  M.P = fields.p and M.read_policy(fields.p)
-  if not M.P and fields.d or M.P and not fields.d then
+  M.P = p and (known and known.p == p and known.P or M.read_policy(p))
+  if not p ~= not fields.d then
     M.corrupt('policy')
   end
 end
 
+-- The limit as it is known; nil where that was written otherwise.
+function M.known_limit(raw)
+  local known = M.now_known
+  return known and known.l == raw and known.L or nil
+end
+
+-- The level of a rule as it is known; nil where that was written otherwise.
+function M.known_level(index, raw)
+  local known = M.now_known
+  local level = known and known.levels[index]
+  return level and level.raw == raw and level or nil
+end
+
+-- Notes what is known of the id, once all is written: of each part what was written of it last, and nothing that was changed
+-- but not written.
+function M.keep()
+  local S, fields, chunk = M.S, M.fields, M.chunks[0]
+  if S.epoch == 0 or not M.P then
+    return
+  end
+  local known = M.now_known or { cohorts = {}, levels = {} }
+  local first = S.first ~= 0 and M.cohorts[S.first]
+  if first then
+    known.first_ends = first.ends
+  else
+    known.first_ends = S.first ~= 0 and S.first == M.first and M.first_ends
+  end
+  known.s, known.S, known.p, known.P = fields.s, S, fields.p, M.P
+  if M.L then
+    M.L.changed = false
+  end
+  known.l, known.L = fields.l, M.L
+  if chunk then
+    chunk.changed = false
+  end
+  known.m0, known.chunk = fields.m0, chunk
+  if next(M.own) then
+    local levels = M.own
+    for index, level in next, levels do
+      if not level.changed or #level.raw > LONGEST_KNOWN then
+        levels[index] = nil
+      end
+      level.changed = false
+    end
+    known.levels, M.own = levels, {}
+  end
+  if M.known_ids == MOST_KNOWN then
+    M.known, M.known_ids = {}, 0
+  end
+  M.known[M.key], M.known_ids = known, M.known_ids + 1
+end
+
 -- Keeps the key as long as its pin, its levels and its pause.
 function M.keep_alive()
-  local until_ms = math.max(M.now + PIN_TTL, M.S.levels_until, M.S.paused_until)
-  if M.S.expires < until_ms then
-    M.S.expires = until_ms + DAY
-    return M.lives(M.S.expires - M.now + DAY)
+  local S = M.S
+  local until_ms = math.max(M.now + PIN_TTL, S.levels_until, S.paused_until)
+  if S.expires < until_ms then
+    S.expires = until_ms + DAY
+    return M.lives(S.expires - M.now + DAY)
   end
   return nil
 end
@@ -166,13 +282,11 @@ function M.write(frees)
 end
 
 function M.limit_now()
-  if not M.P then
+  local P = M.P
+  if not P then
     return nil
   end
-  if M.P.adaptive then
-    return M.L.value
-  end
-  return M.P.fixed or nil
+  return P.adaptive and M.L.value or P.fixed or nil
 end
 
 -- An answer: 0, the head that every one carries, and what else is said. Its values stand one after another, since a table
