@@ -178,18 +178,39 @@ end
 -- The record of the last answer: epoch, number in two halves, until when it counts, and the sum of these; the digest of the
 -- answer, and the answer.
 local RECORD <const> = '<ddddd'
+-- The most drivers of an id whose last numbers a library keeps.
+local MOST_DRIVERS <const> = 256
 
 function M.remember(answer)
   local S, P = M.S, M.P
+  local epoch, high, low = S.epoch, R.high, R.low
   -- Where nothing is kept of the id, nothing was done that must not be done twice.
-  if S.epoch == 0 then
+  if epoch == 0 then
     return
   end
   local kept = P and P.ttl > 60000 and P.ttl or 60000
-  local epoch, high, low, until_ms = S.epoch, R.high, R.low, M.now + kept
-  M.ask('SET', KEYS[2],
+  local until_ms, key = M.now + kept, KEYS[2]
+  M.ask('SET', key,
     struct.pack(RECORD, epoch, high, low, until_ms, 1 + epoch + high + low + until_ms) .. redis.sha1hex(answer) .. answer,
     'PX', M.text_of(M.lives(kept)))
+  local known = M.now_known
+  if known then
+    if not known.highs[key] then
+      if known.drivers == MOST_DRIVERS then
+        known.highs, known.lows, known.drivers = {}, {}, 0
+      end
+      known.drivers = known.drivers + 1
+    end
+    known.highs[key], known.lows[key] = high, low
+  end
+end
+
+-- Whether it is known that the last answer to the driver was to an earlier request: the state is the one that was written with
+-- it, or after it. Then it does not matter what that was.
+function M.is_later(high, low)
+  local known = M.now_known
+  local last_high = known and known.highs[KEYS[2]]
+  return last_high and (last_high < high or last_high == high and known.lows[KEYS[2]] < low)
 end
 
 -- The last answer to the driver: its number in two halves, and the answer where it is that to this request.
@@ -226,11 +247,15 @@ function M.exchange(takes_memory)
   M.begin(R.releases, R.acquires)
   local high, low = R.high, R.low
   if high then
-    local last_high, last_low, answer = M.last_answer()
+    local last_high, last_low, answer = 0, 0, nil
+    local too_late = R.not_after >= 0 and M.S.last > R.not_after
+    if too_late or not M.is_later(high, low) then
+      last_high, last_low, answer = M.last_answer()
+    end
     if answer then
       return M.say_only(answer)
     end
-    if high < last_high or high == last_high and low < last_low or R.not_after >= 0 and M.S.last > R.not_after then
+    if too_late or high < last_high or high == last_high and low < last_low then
       return M.say_only(cmsgpack.pack(2, high, low, last_high, last_low))
     end
   end

@@ -44,13 +44,19 @@ function M.cohort(number)
   return it
 end
 
--- The cohort that ends at `ends`, begun where there is none: behind all that end no later.
+-- The cohort that ends at `ends`, begun where there is none: behind all that end no later. It takes the number of one that
+-- was left by all in this step, so that nothing has to be deleted.
 function M.join(ends)
   local number = M.joined[ends]
   if not number then
     local S = M.S
-    S.cohort = S.cohort + 1
-    number = S.cohort
+    number = M.spare
+    if number then
+      M.spare = false
+    else
+      number = S.cohort + 1
+      S.cohort = number
+    end
     local earlier = S.newest
     while earlier ~= 0 and M.cohort(earlier).ends > ends do
       earlier = M.cohort(earlier).earlier
@@ -88,10 +94,10 @@ function M.enter(name, ends)
 end
 
 function M.leave(number)
-  local it = M.cohort(number)
-  it.count = it.count - 1
-  it.changed = true
-  if it.count > 0 then
+  local it = M.cohorts[number] or M.cohort(number)
+  local count = it.count - 1
+  it.count, it.changed = count, true
+  if count > 0 then
     return
   end
   if it.earlier == 0 then
@@ -107,6 +113,7 @@ function M.leave(number)
     later.earlier, later.changed = it.earlier, true
   end
   it.over = true
+  M.spare = number
   if M.joined[it.ends] == number then
     M.joined[it.ends] = nil
   end
@@ -206,12 +213,16 @@ function M.grant_all(tier, owner, count, slots)
   local S, now = M.S, M.now
   local number = M.join(M.from_now + M.P.ttl)
   local it, fields, changed, names = M.cohorts[number], M.fields, M.changed, M.names
-  local joined, fence = it.slots, math.max(S.fence + 1, M.now_us)
+  local joined, fence, chunks = it.slots, S.fence + 1, M.chunks
+  if fence < M.now_us then
+    fence = M.now_us
+  end
   local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner
   local at, taken, cohorts = S.search, 0, M.now_known and M.now_known.cohorts
   while taken < count do
-    local bytes = M.chunk(math.floor(at / CHUNK))
     local place = at % CHUNK + 1
+    local index = (at - place + 1) / CHUNK
+    local bytes = chunks[index] or M.chunk(index)
     local byte = bytes[place] or 0
     if byte < 255 then
       for missing = #bytes + 1, place do

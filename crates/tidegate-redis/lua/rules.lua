@@ -300,7 +300,7 @@ function M.own_level(index)
   local level = M.own[index]
   if not level then
     local rule = M.P.rules[index]
-    local raw = M.get('r:' .. rule[1])
+    local raw = M.get(M.P.fields[index])
     level = raw and (M.known_level(index, raw) or M.read_level(raw, 1)) or M.initial_level(rule)
     M.own[index] = level
   end
@@ -346,11 +346,14 @@ end
 
 -- Puts the levels that were changed with what is to be written.
 function M.keep_levels()
-  for index, level in pairs(M.own) do
+  local P, S, fields, changed = M.P, M.S, M.fields, M.changed
+  for index, level in next, M.own do
     if level.changed then
-      level.raw = M.written_level(level)
-      M.put('r:' .. M.P.rules[index][1], level.raw)
-      M.S.levels_until = math.max(M.S.levels_until, M.rests_at(M.P.rules[index], level))
+      local field, raw, rests_at = P.fields[index], M.written_level(level), M.rests_at(P.rules[index], level)
+      level.raw, fields[field], changed[field] = raw, raw, raw
+      if S.levels_until < rests_at then
+        S.levels_until = rests_at
+      end
     end
   end
 end
@@ -380,11 +383,12 @@ function M.note_identities()
   end
 end
 
--- Puts what was ever spent of each rule behind `from`.
+-- Lets time pass for the levels of all rules, and puts what was ever spent of each behind `from`.
 function M.mark_levels(marks, from)
-  for index, rule in ipairs(M.P.rules) do
+  local rules, now = M.P.rules, M.now
+  for index = 1, #rules do
     local level = M.own_level(index)
-    M.advance_to(rule, level, M.now)
+    M.advance_to(rules[index], level, now)
     marks[from + index] = level.spent
   end
 end
@@ -402,27 +406,31 @@ function M.rate_denial(costs, from)
   return longest and { longest, 0, by }
 end
 
--- How many of `count` jobs of these costs fit in the rules at once.
+-- How many of `count` jobs of these costs fit in the rules at once, whose levels were marked.
 function M.fitting(costs, from, count)
-  for index, rule in ipairs(M.P.rules) do
+  local rules, own = M.P.rules, M.own
+  for index = 1, #rules do
     local cost = costs[from + index]
-    local level = M.own_level(index)
-    M.advance_to(rule, level, M.now)
     if cost > 0 then
-      count = math.min(count, math.max(0, math.floor((rule[5] - level.used) / cost)))
+      local left = rules[index][5] - own[index].used
+      if left < cost * count then
+        count = left > 0 and (left - left % cost) / cost or 0
+      end
     end
   end
   return count
 end
 
--- Spends so many jobs of these costs, which fit.
+-- Spends so many jobs of these costs, which fit in the levels that were marked.
 function M.spend_all(costs, from, count)
-  for index, rule in ipairs(M.P.rules) do
-    local level = M.own_level(index)
-    local cost = costs[from + index]
+  local rules, own, now = M.P.rules, M.own, M.now
+  for index = 1, #rules do
+    local rule, level, cost = rules[index], own[index], costs[from + index]
     if cost > 0 then
-      if level.spent + cost * count < EXACT then
-        M.spend(rule, level, cost * count)
+      local spent = level.spent + cost * count
+      if spent < EXACT then
+        M.add(rule, level, now, cost * count)
+        level.spent = spent
       else
         for _ = 1, count do
           M.spend(rule, level, cost)

@@ -51,21 +51,23 @@ function M.written_state()
     + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at, unpack(tiers))
 end
 
--- The policy, by name: what it says of concurrency, its classes and rules.
+-- The policy, by name: what it says of concurrency, its classes and rules, the fields of the levels, and of those without a
+-- scope.
 --
 -- A rule is { key, algorithm, limit, interval, burst, n, d, name, scope }; a class is { name, ppm }.
 --
 function M.policy_of(parts)
   local revision, ttl, safe_start, fixed, adaptive, classes, rules = unpack(parts, 1, 7)
-  local levels = {}
-  for _, rule in ipairs(rules) do
+  local fields, levels = {}, {}
+  for index, rule in ipairs(rules) do
+    fields[index] = 'r:' .. rule[1]
     if not rule[9] then
-      levels[#levels + 1] = 'r:' .. rule[1]
+      levels[#levels + 1] = fields[index]
     end
   end
   return {
     revision = revision, ttl = ttl, safe_start = safe_start, fixed = fixed, adaptive = adaptive, classes = classes,
-    rules = rules, leased = fixed ~= false or adaptive ~= false, levels = levels,
+    rules = rules, leased = fixed ~= false or adaptive ~= false, fields = fields, levels = levels,
   }
 end
 
@@ -156,8 +158,10 @@ end
 function M.load_state(releases, acquires)
   local key = M.key
   local known = M.known[key]
-  if known then
-    M.known[key], M.known_ids = nil, M.known_ids - 1
+  if known and known.taken then
+    M.known[key], M.known_ids, known = nil, M.known_ids - 1, nil
+  elseif known then
+    known.taken = true
   end
   M.now_known = known or false
   if next(M.changed) then
@@ -185,6 +189,9 @@ function M.load_state(releases, acquires)
     if known and known.s == s then
       M.S, M.first, M.first_ends = known.S, known.S.first, known.first_ends
     else
+      if known then
+        known.highs, known.lows, known.drivers = {}, {}, 0
+      end
       local S = M.read_state(s)
       if S.held < S.resting or S.epoch < 1 then
         M.corrupt('state')
@@ -197,6 +204,7 @@ function M.load_state(releases, acquires)
   elseif layout or p then
     M.corrupt('state')
   else
+    M.now_known = false
     M.S = M.no_state(0, 0)
   end
   M.P = p and (known and known.p == p and known.P or M.read_policy(p))
@@ -225,7 +233,17 @@ function M.keep()
   if S.epoch == 0 or not M.P then
     return
   end
-  local known = M.now_known or { cohorts = {}, levels = {} }
+  local known = M.now_known
+  if not known then
+    known = { cohorts = {}, levels = {}, highs = {}, lows = {}, drivers = 0 }
+    if M.known_ids >= MOST_KNOWN then
+      M.known, M.known_ids = {}, 0
+    end
+    if not M.known[M.key] then
+      M.known_ids = M.known_ids + 1
+    end
+    M.known[M.key], M.now_known = known, known
+  end
   local first = S.first ~= 0 and M.cohorts[S.first]
   if first then
     known.first_ends = first.ends
@@ -251,10 +269,7 @@ function M.keep()
     end
     known.levels, M.own = levels, {}
   end
-  if M.known_ids == MOST_KNOWN then
-    M.known, M.known_ids = {}, 0
-  end
-  M.known[M.key], M.known_ids = known, M.known_ids + 1
+  known.taken = false
 end
 
 -- Keeps the key as long as its pin, its levels and its pause.

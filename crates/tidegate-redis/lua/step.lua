@@ -31,7 +31,7 @@ function M.begin(releases, acquires)
   if #M.pushes > 0 then
     M.pushes = {}
   end
-  M.Q, M.L = false, false
+  M.Q, M.L, M.spare = false, false, false
   M.load_state(releases, acquires)
   M.settle_clock()
   local S, P, now = M.S, M.P, M.now
