@@ -11,6 +11,8 @@ local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
 local NAMED <const> = 16384
+-- How many cohorts a library notes of an id until it begins anew.
+local MOST_COHORTS <const> = 1024
 
 -- Slots by their fields, written out once each: a number is slow to write. Those of a library live on, so not all are kept.
 M.names = {}
@@ -26,6 +28,9 @@ function M.name_of(slot)
   return name
 end
 
+-- The cohorts that were looked at in this step, by their numbers, and the bits of slots.
+M.cohorts, M.chunks, M.has_chunks, M.has_more_chunks = {}, {}, false, false
+
 function M.cohort(number)
   local it = M.cohorts[number]
   if not it then
@@ -34,11 +39,15 @@ function M.cohort(number)
     if not raw then
       M.corrupt('cohort')
     end
-    local ends, count, earlier, later, sum = struct.unpack(COHORT, raw)
-    if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
-      M.corrupt('cohort')
+    it = M.now_known and M.now_known.ends[number]
+    if not it or it.raw ~= raw then
+      local ends, count, earlier, later, sum = struct.unpack(COHORT, raw)
+      if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
+        M.corrupt('cohort')
+      end
+      it = { name = name, raw = raw, ends = ends, count = count, earlier = earlier, later = later, slots = false, changed = false,
+        over = false }
     end
-    it = { ends = ends, count = count, earlier = earlier, later = later, name = name }
     M.cohorts[number] = it
   end
   return it
@@ -47,40 +56,37 @@ end
 -- The cohort that ends at `ends`, begun where there is none: behind all that end no later. It takes the number of one that
 -- was left by all in this step, so that nothing has to be deleted.
 function M.join(ends)
-  local number = M.joined[ends]
-  if not number then
-    local S = M.S
-    number = M.spare
-    if number then
-      M.spare = false
-    else
-      number = S.cohort + 1
-      S.cohort = number
-    end
-    local earlier = S.newest
-    while earlier ~= 0 and M.cohort(earlier).ends > ends do
-      earlier = M.cohort(earlier).earlier
-    end
-    local later
-    if earlier == 0 then
-      later = S.first
-      S.first = number
-    else
-      local before = M.cohort(earlier)
-      later = before.later
-      before.later, before.changed = number, true
-    end
-    if later == 0 then
-      S.newest = number
-    else
-      local behind = M.cohort(later)
-      behind.earlier, behind.changed = number, true
-    end
-    M.cohorts[number] = {
-      ends = ends, count = 0, earlier = earlier, later = later, name = 'c' .. M.text_of(number), slots = {}, changed = true,
-    }
-    M.joined[ends] = number
+  if M.joined_ends == ends then
+    return M.joined
   end
+  local S, cohorts, number = M.S, M.cohorts, M.spare
+  local it = number and cohorts[number]
+  if it then
+    M.spare, it.over = false, false
+  else
+    number = S.cohort + 1
+    S.cohort = number
+    it = { name = 'c' .. M.text_of(number), raw = false, over = false }
+  end
+  local earlier, later = S.newest, 0
+  local before = earlier ~= 0 and M.cohort(earlier)
+  while before and before.ends > ends do
+    later, earlier = earlier, before.earlier
+    before = earlier ~= 0 and M.cohort(earlier)
+  end
+  if before then
+    before.later, before.changed = number, true
+  else
+    S.first = number
+  end
+  if later == 0 then
+    S.newest = number
+  else
+    local behind = M.cohort(later)
+    behind.earlier, behind.changed = number, true
+  end
+  it.ends, it.count, it.earlier, it.later, it.slots, it.changed = ends, 0, earlier, later, {}, true
+  cohorts[number], M.joined_ends, M.joined = it, ends, number
   return number
 end
 
@@ -114,23 +120,47 @@ function M.leave(number)
   end
   it.over = true
   M.spare = number
-  if M.joined[it.ends] == number then
-    M.joined[it.ends] = nil
+  if M.joined == number then
+    M.joined_ends = false
   end
 end
 
 function M.keep_cohorts()
-  local changed = M.changed
-  for number, it in next, M.cohorts do
+  local changed, cohorts, known, first, kept = M.changed, M.cohorts, M.now_known, M.S.first, 0
+  for number, it in next, cohorts do
     if it.over then
       changed[it.name], changed['k' .. M.text_of(number)] = false, false
-    elseif it.changed then
-      local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
-      changed[it.name] = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later)
-      if it.slots then
-        changed['k' .. M.text_of(number)] = #it.slots == 1 and it.slots[1] or table.concat(it.slots, ' ')
+      if known then
+        known.ends[number] = nil
+      end
+    else
+      if it.changed then
+        local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
+        local raw, slots = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later), it.slots
+        changed[it.name], it.raw, it.changed = raw, raw, false
+        if slots then
+          changed['k' .. M.text_of(number)] = #slots == 1 and slots[1] or table.concat(slots, ' ')
+          it.slots = false
+        end
+      end
+      if number == first then
+        M.first, M.first_ends = number, it.ends
+      end
+      if known then
+        known.ends[number] = it
       end
     end
+    cohorts[number] = nil
+    kept = kept + 1
+  end
+  if known then
+    known.cohorts_kept = known.cohorts_kept + kept
+    if known.cohorts_kept > MOST_COHORTS then
+      known.ends, known.cohorts_kept = {}, 0
+    end
+  end
+  if kept > MOST_REUSED then
+    M.cohorts = {}
   end
 end
 
@@ -143,7 +173,8 @@ function M.chunk(index)
       M.corrupt('slots')
     end
     bytes = raw and { string.byte(raw, 1, -1) } or {}
-    M.chunks[index] = bytes
+    M.chunks[index], M.has_chunks = bytes, true
+    M.has_more_chunks = M.has_more_chunks or index > 0
   end
   return bytes
 end
@@ -173,9 +204,9 @@ function M.mark(slot, taken)
 end
 
 function M.keep_chunks()
-  for index, bytes in pairs(M.chunks) do
+  for index, bytes in next, M.chunks do
     if bytes.changed then
-      M.put('m' .. index, string.char(unpack(bytes)))
+      M.put('m' .. (index == 0 and '0' or index), string.char(unpack(bytes)))
     end
   end
 end

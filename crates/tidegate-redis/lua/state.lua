@@ -125,12 +125,16 @@ M.known, M.known_ids = {}, 0
 local MOST_KNOWN <const> = 64
 local LONGEST_KNOWN <const> = 1024
 
-M.wanted = { 'v', 's', 'd', 'p', 'l', 'q', 'w', 'z', 'm0' }
+M.wanted = { 'v', 's', 'd', 'p', 'm0', 'q', 'w', 'l', 'z' }
 
 -- Notes what else is to be read at once: the slots that are released, with their cohorts as far as these are known, and levels.
 -- Says how many fields are read then.
 function M.want(known, releases, acquires)
   local wanted, count = M.wanted, 9
+  -- These are read when they are asked for.
+  if known and known.S.resting == 0 then
+    count = known.L and 8 or 7
+  end
   if releases and #releases <= 320 then
     for at = 1, #releases, 40 do
       local slot = struct.unpack('<d', releases, at)
@@ -167,13 +171,13 @@ function M.load_state(releases, acquires)
   if next(M.changed) then
     M.changed = {}
   end
-  local wanted, count = M.wanted, (releases or acquires) and M.want(known, releases, acquires) or 9
+  local wanted, count = M.wanted, M.want(known, releases, acquires)
   local values = M.ask('HMGET', key, unpack(wanted, 1, count))
   local v, s, p = values[1], values[2], values[4]
   local fields = {
-    v = v, s = s, d = values[3], p = p, l = values[5], q = values[6], w = values[7], z = values[8], m0 = values[9],
+    v = v, s = s, d = values[3], p = p, m0 = values[5], q = values[6], w = values[7],
   }
-  for at = 10, count do
+  for at = 8, count do
     fields[wanted[at]] = values[at]
   end
   M.fields = fields
@@ -199,7 +203,7 @@ function M.load_state(releases, acquires)
       M.S = S
     end
     if known and known.chunk and fields.m0 and known.m0 == fields.m0 then
-      M.chunks[0] = known.chunk
+      M.chunks[0], M.has_chunks = known.chunk, true
     end
   elseif layout or p then
     M.corrupt('state')
@@ -235,7 +239,7 @@ function M.keep()
   end
   local known = M.now_known
   if not known then
-    known = { cohorts = {}, levels = {}, highs = {}, lows = {}, drivers = 0 }
+    known = { cohorts = {}, ends = {}, cohorts_kept = 0, levels = {}, highs = {}, lows = {}, drivers = 0 }
     if M.known_ids >= MOST_KNOWN then
       M.known, M.known_ids = {}, 0
     end
@@ -244,12 +248,7 @@ function M.keep()
     end
     M.known[M.key], M.now_known = known, known
   end
-  local first = S.first ~= 0 and M.cohorts[S.first]
-  if first then
-    known.first_ends = first.ends
-  else
-    known.first_ends = S.first ~= 0 and S.first == M.first and M.first_ends
-  end
+  known.first_ends = S.first ~= 0 and S.first == M.first and M.first_ends
   known.s, known.S, known.p, known.P = fields.s, S, fields.p, M.P
   if M.L then
     M.L.changed = false

@@ -20,8 +20,13 @@ M.own, M.identities, M.pushes = {}, {}, {}
 -- be asked for.
 function M.begin(releases, acquires)
   M.key, M.channel, M.suspects = KEYS[1], false, KEYS
-  -- Cohorts, the new ones by their ends, and bits of slots.
-  M.cohorts, M.joined, M.chunks = {}, {}, {}
+  if next(M.cohorts) then
+    M.cohorts = {}
+  end
+  if M.has_more_chunks then
+    M.chunks, M.has_more_chunks = {}, false
+  end
+  M.chunks[0], M.has_chunks = nil, false
   if next(M.own) then
     M.own = {}
   end
@@ -31,13 +36,14 @@ function M.begin(releases, acquires)
   if #M.pushes > 0 then
     M.pushes = {}
   end
-  M.Q, M.L, M.spare = false, false, false
+  -- The cohort that was joined last, and one that all have left.
+  M.Q, M.L, M.joined, M.joined_ends, M.spare = false, false, false, false, false
   M.load_state(releases, acquires)
   M.settle_clock()
   local S, P, now = M.S, M.P, M.now
   if P then
     if P.adaptive then
-      local raw = M.fields.l or M.corrupt('limit')
+      local raw = M.get('l') or M.corrupt('limit')
       M.L = M.known_limit(raw) or M.read_limit(raw)
     end
     if #S.tiers ~= #P.classes + 1 then
@@ -72,7 +78,7 @@ function M.finish(frees)
   if next(M.cohorts) then
     M.keep_cohorts()
   end
-  if next(M.chunks) then
+  if M.has_chunks then
     M.keep_chunks()
   end
   if M.Q then
