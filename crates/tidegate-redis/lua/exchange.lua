@@ -121,7 +121,8 @@ function M.acquire_step(acquire, freed)
   local tier = class and M.tier_of(P, class) or #P.classes + 1
   local space, safe = M.space_for(tier, waited, freed)
   local rules = #P.rules
-  local reply = { 0, 0, 0, -1, 0, 0, rules }
+  -- With room for a slot or a mark.
+  local reply = { 0, 0, 0, -1, 0, 0, rules, nil }
   if rules > 0 then
     M.mark_levels(reply, 7)
   end
@@ -158,8 +159,9 @@ function M.asks_for_leases()
   if R.hand_overs or R.whole == HAND_OVER then
     return true
   end
-  for _, acquire in ipairs(R.acquires or {}) do
-    if acquire[2] ~= REFUSED then
+  local acquires = R.acquires or {}
+  for at = 1, #acquires do
+    if acquires[at][2] ~= REFUSED then
       return true
     end
   end
@@ -169,10 +171,8 @@ end
 function M.acquire_one(acquire, takes_memory, freed)
   if acquire[2] == REFUSED or not takes_memory then
     return false, 0
-  elseif acquire[4] == SCOPED then
-    return M.scoped_step(acquire, freed)
   end
-  return M.acquire_step(acquire, freed)
+  return (acquire[4] == SCOPED and M.scoped_step or M.acquire_step)(acquire, freed)
 end
 
 -- The record of the last answer: epoch, number in two halves, until when it counts, and the sum of these; the digest of the
@@ -244,8 +244,9 @@ function M.say_only(answer)
 end
 
 function M.exchange(takes_memory)
-  M.begin(R.releases, R.acquires)
-  local high, low = R.high, R.low
+  local R = R
+  local high, low, releases, acquires, whole = R.high, R.low, R.releases, R.acquires, R.whole
+  M.begin(releases, acquires)
   if high then
     local last_high, last_low, answer = 0, 0, nil
     local too_late = R.not_after >= 0 and M.S.last > R.not_after
@@ -260,12 +261,11 @@ function M.exchange(takes_memory)
     end
   end
   local lost = R.known and M.restore_step()
-  local acquires, whole = R.acquires, R.whole
-  local asks = M.asks_for_leases()
+  local asks = (acquires or R.hand_overs or whole == HAND_OVER) and M.asks_for_leases()
   if R.depends and M.is_unchecked(R.base, R.offered) then
     return cmsgpack.pack(1, M.P and M.fields.p)
   end
-  local freed = R.releases and M.release_step() or 0
+  local freed = releases and M.release_step() or 0
   local settled = R.settlements and M.settle_step()
   local observed = R.observations and M.observe_step()
   if M.P and (whole == EXCHANGE or whole == RENEW) then

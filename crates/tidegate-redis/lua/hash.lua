@@ -145,6 +145,10 @@ function M.write_fields(frees, ttl)
   if frees and not M.is_library then
     M.ask('HDEL', M.key, 'x')
   end
+  if sets > 0 and sets <= 4000 then
+    M.ask('HSET', M.key, unpack(set, 1, sets))
+    sets = 0
+  end
   for from = 1, sets, 4000 do
     M.ask('HSET', M.key, unpack(set, from, sets < from + 3999 and sets or from + 3999))
   end
@@ -167,13 +171,14 @@ function M.tell_all(message)
 end
 
 function M.publish()
-  if #M.pushes == 0 then
+  local pushes = M.pushes
+  if #pushes == 0 then
     return
   end
-  for _, message in ipairs(M.pushes) do
+  M.pushes = {}
+  for _, message in ipairs(pushes) do
     M.say(M.channel or M.key .. ':all', message)
   end
-  M.pushes = {}
 end
 
 -- Numbers as text, written out once each: that is slow. Those of a library live on, so not all are kept.

@@ -66,7 +66,10 @@ function M.join(ends)
   else
     number = S.cohort + 1
     S.cohort = number
-    it = { name = 'c' .. M.text_of(number), raw = false, over = false }
+    it = {
+      name = 'c' .. M.text_of(number), raw = false, over = false, ends = 0, count = 0, earlier = 0, later = 0, slots = false,
+      changed = true,
+    }
   end
   local earlier, later = S.newest, 0
   local before = earlier ~= 0 and M.cohort(earlier)
@@ -85,7 +88,7 @@ function M.join(ends)
     local behind = M.cohort(later)
     behind.earlier, behind.changed = number, true
   end
-  it.ends, it.count, it.earlier, it.later, it.slots, it.changed = ends, 0, earlier, later, {}, true
+  it.ends, it.count, it.earlier, it.later, it.slots, it.changed = ends, 0, earlier, later, { nil }, true
   cohorts[number], M.joined_ends, M.joined = it, ends, number
   return number
 end

@@ -168,14 +168,11 @@ function M.load_state(releases, acquires)
     known.taken = true
   end
   M.now_known = known or false
-  if next(M.changed) then
-    M.changed = {}
-  end
   local wanted, count = M.wanted, M.want(known, releases, acquires)
   local values = M.ask('HMGET', key, unpack(wanted, 1, count))
   local v, s, p = values[1], values[2], values[4]
   local fields = {
-    v = v, s = s, d = values[3], p = p, m0 = values[5], q = values[6], w = values[7],
+    v = v, s = s, d = values[3], p = p, m0 = values[5], q = values[6], w = values[7], l = nil, z = nil,
   }
   for at = 8, count do
     fields[wanted[at]] = values[at]
@@ -266,7 +263,7 @@ function M.keep()
       end
       level.changed = false
     end
-    known.levels, M.own = levels, {}
+    known.levels = levels
   end
   known.taken = false
 end

@@ -14,28 +14,23 @@ function M.is_outlived()
 end
 
 -- Of an id: the levels that were looked at in this step, by the index of their rule or by their key; what is to be said.
-M.own, M.identities, M.pushes = {}, {}, {}
+M.own, M.identities, M.pushes, M.is_clean = {}, {}, {}, true
+
+-- Drops what a step that failed has left behind.
+function M.drop_left()
+  M.own, M.identities, M.pushes, M.cohorts, M.chunks, M.changed = {}, {}, {}, {}, {}, {}
+end
 
 -- Reads the state, settles what now is, and sweeps. What is released and whether something is acquired tells what else will
 -- be asked for.
 function M.begin(releases, acquires)
   M.key, M.channel, M.suspects = KEYS[1], false, KEYS
-  if next(M.cohorts) then
-    M.cohorts = {}
-  end
-  if M.has_more_chunks then
-    M.chunks, M.has_more_chunks = {}, false
+  if M.is_clean then
+    M.is_clean = false
+  else
+    M.drop_left()
   end
   M.chunks[0], M.has_chunks = nil, false
-  if next(M.own) then
-    M.own = {}
-  end
-  if next(M.identities) then
-    M.identities = {}
-  end
-  if #M.pushes > 0 then
-    M.pushes = {}
-  end
   -- The cohort that was joined last, and one that all have left.
   M.Q, M.L, M.joined, M.joined_ends, M.spare = false, false, false, false, false
   M.load_state(releases, acquires)
@@ -68,7 +63,8 @@ end
 
 -- Writes all that was changed.
 function M.finish(frees)
-  if next(M.own) then
+  local own = next(M.own)
+  if own then
     M.keep_levels()
   end
   local identities = next(M.identities)
@@ -87,8 +83,16 @@ function M.finish(frees)
   M.write(frees)
   if identities then
     M.write_identities()
+    M.identities = {}
+  end
+  if M.has_more_chunks then
+    M.chunks, M.has_more_chunks = {}, false
   end
   if M.is_library then
     M.keep()
   end
+  if own then
+    M.own = {}
+  end
+  M.is_clean = next(M.changed) == nil
 end
