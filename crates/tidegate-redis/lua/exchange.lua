@@ -5,7 +5,7 @@
 --         releases, settlements, observations, renewals, classes of the renewals, hand-overs, acquires, queues, digest of
 --         the policy that it was checked against, offer, initial limit, driver, owner, what is asked, whether that depends
 --         on the policy. What is empty is false. Releases are doubles, five for each.
--- reply 0, head, settled, observed, renewed, handed over, and each that was acquired, packed one after another, or
+-- reply 0, head, { settled, observed, renewed, handed over } or false, and each that was acquired, packed one after another, or
 --       1, policy or false: check the request against that one, and ask again; nothing was done
 --       2, number, last: too late    3, layout: newer layout    4, what: corrupt, and cleared
 
@@ -112,6 +112,7 @@ end
 -- Answers { granted, first fence, others that wait, hint or -1, whether slots are short, number of the rule that denies, how
 -- many marks, these, slots }, and says how many were granted.
 function M.acquire_step(acquire, freed)
+  local R = R
   local class, waiting, waited = acquire[1], acquire[2], acquire[3]
   M.adopt()
   local S, P = M.S, M.P
@@ -178,6 +179,7 @@ end
 -- The record of the last answer: epoch, number in two halves, until when it counts, and the sum of these; the digest of the
 -- answer, and the answer.
 local RECORD <const> = '<ddddd'
+local ANSWERED <const> = '<dddddc0c0'
 -- The most drivers of an id whose last numbers a library keeps.
 local MOST_DRIVERS <const> = 256
 
@@ -191,7 +193,7 @@ function M.remember(answer)
   local kept = P and P.ttl > 60000 and P.ttl or 60000
   local until_ms, key = M.now + kept, KEYS[2]
   M.ask('SET', key,
-    struct.pack(RECORD, epoch, high, low, until_ms, 1 + epoch + high + low + until_ms) .. redis.sha1hex(answer) .. answer,
+    struct.pack(ANSWERED, epoch, high, low, until_ms, 1 + epoch + high + low + until_ms, redis.sha1hex(answer), answer),
     'PX', M.text_of(M.lives(kept)))
   local known = M.now_known
   if known then
@@ -263,7 +265,7 @@ function M.exchange(takes_memory)
   local lost = R.known and M.restore_step()
   local asks = (acquires or R.hand_overs or whole == HAND_OVER) and M.asks_for_leases()
   if R.depends and M.is_unchecked(R.base, R.offered) then
-    return cmsgpack.pack(1, M.P and M.fields.p)
+    return cmsgpack.pack(1, M.P and M.get('p'))
   end
   local freed = releases and M.release_step() or 0
   local settled = R.settlements and M.settle_step()
@@ -289,12 +291,13 @@ function M.exchange(takes_memory)
     M.offer_room()
   end
   local answer
+  local done = (settled or observed or renewed or handed) and { settled, observed, renewed, handed }
   if others then
-    answer = M.answer(settled, observed, renewed, handed, first, unpack(others, 1, #acquires - 1))
+    answer = M.answer(done, first, unpack(others, 1, #acquires - 1))
   elseif acquires then
-    answer = M.answer(settled, observed, renewed, handed, first)
+    answer = M.answer(done, first)
   else
-    answer = M.answer(settled, observed, renewed, handed)
+    answer = M.answer(done)
   end
   M.finish(not (asks and takes_memory))
   if high then

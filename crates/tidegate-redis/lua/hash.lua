@@ -87,7 +87,8 @@ end
 
 -- Whether the policy is the one that was pinned.
 function M.check_policy()
-  if redis.sha1hex(M.fields.p) ~= M.fields.d then
+  local p = M.get('p')
+  if not p or redis.sha1hex(p) ~= M.fields.d then
     M.corrupt('policy')
   end
 end

@@ -5,6 +5,7 @@
 -- that is, how many are left, the cohorts before and after it, and `k` with the slots that ever were in it.
 
 local LEASE <const> = '<ddddB'
+local OWNED <const> = '<ddddBc0'
 local OWNER_FROM <const> = 34
 -- The last number is the sum of those before it and 1: what was damaged is known by it.
 local COHORT <const> = '<ddddd'
@@ -224,8 +225,8 @@ function M.lease_at(slot)
 end
 
 function M.keep_lease(lease)
-  local packed = struct.pack(LEASE, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier)
-  M.put(M.name_of(lease.slot), packed .. M.owner_of(lease))
+  M.put(M.name_of(lease.slot),
+    struct.pack(OWNED, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier, M.owner_of(lease)))
 end
 
 function M.owner_of(lease)
@@ -235,7 +236,7 @@ end
 function M.occupy(slot, fence, epoch, tier, owner)
   local S, name = M.S, M.name_of(slot)
   local number = M.enter(name, M.from_now + M.P.ttl)
-  M.put(name, struct.pack(LEASE, fence, epoch, M.now, number, tier) .. owner)
+  M.put(name, struct.pack(OWNED, fence, epoch, M.now, number, tier, owner))
   M.mark(slot, true)
   S.tiers[tier] = S.tiers[tier] + 1
   S.held = S.held + 1
@@ -251,7 +252,7 @@ function M.grant_all(tier, owner, count, slots)
   if fence < M.now_us then
     fence = M.now_us
   end
-  local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner
+  local epoch, pack = S.epoch, struct.pack
   local at, taken, cohorts = S.search, 0, M.now_known and M.now_known.cohorts
   while taken < count do
     local place = at % CHUNK + 1
@@ -266,7 +267,7 @@ function M.grant_all(tier, owner, count, slots)
       while bit < 256 and taken < count do
         if left % 2 == 0 then
           local name = names[slot] or M.name_of(slot)
-          local lease = struct.pack('<d', fence + taken) .. rest
+          local lease = pack(OWNED, fence + taken, epoch, now, number, tier, owner)
           fields[name], changed[name] = lease, lease
           if cohorts and slot < NAMED then
             cohorts[slot] = it.name

@@ -25,8 +25,11 @@ function M.read_level(raw, from)
 end
 
 function M.written_level(level)
-  return struct.pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark,
-    1 + level.used + level.x + level.at + level.spent + level.rested + level.seen_at + level.seen_mark) .. level.log
+  local used, x, at, spent, rested, seen_at, seen_mark =
+    level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark
+  local packed = struct.pack(LEVEL, used, x, at, spent, rested, seen_at, seen_mark,
+    1 + used + x + at + spent + rested + seen_at + seen_mark)
+  return level.log == '' and packed or packed .. level.log
 end
 
 -- The entry that begins at `from`: its first moment, its last, and its sum.
@@ -298,12 +301,21 @@ end
 
 function M.own_level(index)
   local level = M.own[index]
-  if not level then
-    local rule = M.P.rules[index]
-    local raw = M.get(M.P.fields[index])
-    level = raw and (M.known_level(index, raw) or M.read_level(raw, 1)) or M.initial_level(rule)
-    M.own[index] = level
+  if level then
+    return level
   end
+  local P, known = M.P, M.now_known
+  local raw = M.get(P.fields[index])
+  if raw then
+    -- As it is known, where it was not written otherwise since.
+    level = known and known.levels[index]
+    if not level or level.raw ~= raw then
+      level = M.read_level(raw, 1)
+    end
+  else
+    level = M.initial_level(P.rules[index])
+  end
+  M.own[index] = level
   return level
 end
 

@@ -44,11 +44,14 @@ end
 
 function M.written_state()
   local S = M.S
-  local tiers = S.tiers
-  return struct.pack(#tiers == 1 and ONE_TIER or STATE .. string.rep('I4', #tiers), S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first,
-    S.newest, S.cohort, S.search, S.moved_at, S.expires, S.levels_until, S.spent_out_at,
-    1 + S.last + S.offset + S.fence + S.epoch + S.born + S.paused_until + S.used + S.held + S.resting + S.first + S.newest
-    + S.cohort + S.search + S.moved_at + S.expires + S.levels_until + S.spent_out_at, unpack(tiers))
+  local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search, moved_at, expires,
+    levels_until, spent_out_at, tiers =
+    S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first, S.newest, S.cohort, S.search,
+    S.moved_at, S.expires, S.levels_until, S.spent_out_at, S.tiers
+  return struct.pack(#tiers == 1 and ONE_TIER or STATE .. string.rep('I4', #tiers), last, offset, fence, epoch, born,
+    paused_until, used, held, resting, first, newest, cohort, search, moved_at, expires, levels_until, spent_out_at,
+    1 + last + offset + fence + epoch + born + paused_until + used + held + resting + first + newest + cohort + search
+    + moved_at + expires + levels_until + spent_out_at, unpack(tiers))
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules, the fields of the levels, and of those without a
@@ -125,15 +128,17 @@ M.known, M.known_ids = {}, 0
 local MOST_KNOWN <const> = 64
 local LONGEST_KNOWN <const> = 1024
 
-M.wanted = { 'v', 's', 'd', 'p', 'm0', 'q', 'w', 'l', 'z' }
+M.wanted = { 'v', 's', 'd', 'm0', 'q', 'w' }
 
 -- Notes what else is to be read at once: the slots that are released, with their cohorts as far as these are known, and levels.
 -- Says how many fields are read then.
 function M.want(known, releases, acquires)
-  local wanted, count = M.wanted, 9
-  -- These are read when they are asked for.
-  if known and known.S.resting == 0 then
-    count = known.L and 8 or 7
+  local wanted, count = M.wanted, 6
+  -- The last three are read when they are asked for; the policy is known by its digest.
+  if not known or known.S.resting > 0 then
+    count, wanted[7], wanted[8], wanted[9] = 9, 'l', 'p', 'z'
+  elseif known.L then
+    count, wanted[7] = 7, 'l'
   end
   if releases and #releases <= 320 then
     for at = 1, #releases, 40 do
@@ -149,11 +154,12 @@ function M.want(known, releases, acquires)
       end
     end
   end
-  if known and acquires and #known.P.levels > 0 then
-    for _, field in ipairs(known.P.levels) do
-      count = count + 1
-      wanted[count] = field
+  if known and acquires then
+    local levels = known.P.levels
+    for at = 1, #levels do
+      wanted[count + at] = levels[at]
     end
+    count = count + #levels
   end
   return count
 end
@@ -170,14 +176,17 @@ function M.load_state(releases, acquires)
   M.now_known = known or false
   local wanted, count = M.wanted, M.want(known, releases, acquires)
   local values = M.ask('HMGET', key, unpack(wanted, 1, count))
-  local v, s, p = values[1], values[2], values[4]
-  local fields = {
-    v = v, s = s, d = values[3], p = p, m0 = values[5], q = values[6], w = values[7], l = nil, z = nil,
-  }
-  for at = 8, count do
+  local v, s, d = values[1], values[2], values[3]
+  -- With room for those that follow.
+  local fields = { v = v, s = s, d = d, m0 = values[4], q = values[5], w = values[6], l = nil, p = nil, z = nil }
+  for at = 7, count do
     fields[wanted[at]] = values[at]
   end
   M.fields = fields
+  local p = fields.p
+  if p == nil and not (s and known.d == d) then
+    p = M.get('p')
+  end
   local layout = v and tonumber(v)
   if layout and layout > LAYOUT then
     error({ layout = layout })
@@ -208,9 +217,12 @@ function M.load_state(releases, acquires)
     M.now_known = false
     M.S = M.no_state(0, 0)
   end
-  M.P = p and (known and known.p == p and known.P or M.read_policy(p))
-  if not p ~= not fields.d then
+  if p == nil then
+    M.P = known.P
+  elseif not p ~= not d then
     M.corrupt('policy')
+  else
+    M.P = p and M.read_policy(p)
   end
 end
 
@@ -218,13 +230,6 @@ end
 function M.known_limit(raw)
   local known = M.now_known
   return known and known.l == raw and known.L or nil
-end
-
--- The level of a rule as it is known; nil where that was written otherwise.
-function M.known_level(index, raw)
-  local known = M.now_known
-  local level = known and known.levels[index]
-  return level and level.raw == raw and level or nil
 end
 
 -- Notes what is known of the id, once all is written: of each part what was written of it last, and nothing that was changed
@@ -246,7 +251,7 @@ function M.keep()
     M.known[M.key], M.now_known = known, known
   end
   known.first_ends = S.first ~= 0 and S.first == M.first and M.first_ends
-  known.s, known.S, known.p, known.P = fields.s, S, fields.p, M.P
+  known.s, known.S, known.d, known.P = fields.s, S, fields.d, M.P
   if M.L then
     M.L.changed = false
   end

@@ -78,13 +78,17 @@ pub(crate) fn exchange(
     request: &Request,
 ) -> Result<Reply<ExchangeReply>, StoreError> {
     let head = head(&mut reader)?;
-    let settled = many(&mut reader, |reader| Ok(Settled { cut: reader.number()? }))?;
-    let observed = many(&mut reader, Reader::flag)?;
-    let live = many(&mut reader, Reader::flag)?;
     let epoch = head.epoch.unwrap_or_default();
-    let mut handed_over = Vec::with_capacity(parts.hand_overs.len());
-    for _ in 0..reader.array()? / 2 {
-        handed_over.push(Token { epoch, slot: reader.small()?, fence: reader.number()? });
+    let (mut settled, mut observed, mut live, mut handed_over) =
+        <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
+    if !reader.absent()? {
+        reader.array_of(4)?;
+        settled = many(&mut reader, |reader| Ok(Settled { cut: reader.number()? }))?;
+        observed = many(&mut reader, Reader::flag)?;
+        live = many(&mut reader, Reader::flag)?;
+        for _ in 0..reader.array()? / 2 {
+            handed_over.push(Token { epoch, slot: reader.small()?, fence: reader.number()? });
+        }
     }
     let handed_over = match &request.handed_over {
         Ok(()) if handed_over.len() < parts.hand_overs.len() => Err(full()),
