@@ -12,8 +12,9 @@ local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
 local NAMED <const> = 16384
--- How many cohorts a library notes of an id until it begins anew.
-local MOST_COHORTS <const> = 1024
+-- What a library knows of an id at most: cohorts, and the cohorts that the lowest slots are in.
+local MOST_COHORTS <const> = 256
+local GUESSED <const> = 1024
 
 -- Slots by their fields, written out once each: a number is slow to write. Those of a library live on, so not all are kept.
 M.names = {}
@@ -130,12 +131,14 @@ function M.leave(number)
 end
 
 function M.keep_cohorts()
-  local changed, cohorts, known, first, kept = M.changed, M.cohorts, M.now_known, M.S.first, 0
+  local changed, cohorts, first, kept = M.changed, M.cohorts, M.S.first, 0
+  local known = M.now_known
+  local ends_known, count_known = known and known.ends, known and known.ends_kept
   for number, it in next, cohorts do
     if it.over then
       changed[it.name], changed['k' .. M.text_of(number)] = false, false
-      if known then
-        known.ends[number] = nil
+      if known and ends_known[number] then
+        ends_known[number], count_known = nil, count_known - 1
       end
     else
       if it.changed then
@@ -151,16 +154,17 @@ function M.keep_cohorts()
         M.first, M.first_ends = number, it.ends
       end
       if known then
-        known.ends[number] = it
+        count_known = ends_known[number] and count_known or count_known + 1
+        ends_known[number] = it
       end
     end
     cohorts[number] = nil
     kept = kept + 1
   end
   if known then
-    known.cohorts_kept = known.cohorts_kept + kept
-    if known.cohorts_kept > MOST_COHORTS then
-      known.ends, known.cohorts_kept = {}, 0
+    known.ends_kept = count_known
+    if count_known > MOST_COHORTS then
+      known.ends, known.ends_kept = {}, 0
     end
   end
   if kept > MOST_REUSED then
@@ -269,7 +273,7 @@ function M.grant_all(tier, owner, count, slots)
           local name = names[slot] or M.name_of(slot)
           local lease = pack(OWNED, fence + taken, epoch, now, number, tier, owner)
           fields[name], changed[name] = lease, lease
-          if cohorts and slot < NAMED then
+          if cohorts and slot < GUESSED then
             cohorts[slot] = it.name
           end
           taken = taken + 1

@@ -241,7 +241,7 @@ function M.keep()
   end
   local known = M.now_known
   if not known then
-    known = { cohorts = {}, ends = {}, cohorts_kept = 0, levels = {}, highs = {}, lows = {}, drivers = 0 }
+    known = { cohorts = {}, ends = {}, ends_kept = 0, levels = {}, highs = {}, lows = {}, drivers = 0 }
     if M.known_ids >= MOST_KNOWN then
       M.known, M.known_ids = {}, 0
     end
