@@ -6,25 +6,27 @@
 --
 -- Moments are kept in milliseconds of the id's own time: that of the store, plus `offset`, which grows when the store's
 -- clock is set back. So what was kept never has to be moved.
+-- How many steps have written it makes each state another: where it is the same, nothing else of the id was written since.
 -- The last number is the sum of those before it and 1: what was damaged is known by it, or by a number that is not whole.
-local STATE <const> = '<dddddddddddddddddd'
-local ONE_TIER <const> = '<ddddddddddddddddddI4'
+local STATE <const> = '<ddddddddddddddddddd'
+local ONE_TIER <const> = '<dddddddddddddddddddI4'
 
 function M.no_state(last, fence)
   return {
     last = last, offset = 0, fence = fence, epoch = 0, born = 0, paused_until = 0, used = 0, held = 0, resting = 0,
-    first = 0, newest = 0, cohort = 0, search = 0, moved_at = 0, expires = 0, levels_until = 0, spent_out_at = -1, tiers = {},
+    first = 0, newest = 0, cohort = 0, search = 0, moved_at = 0, expires = 0, levels_until = 0, spent_out_at = -1,
+    steps = 0, tiers = {},
   }
 end
 
 function M.read_state(raw)
   local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search,
-    moved_at, expires, levels_until, spent_out_at, sum, at = struct.unpack(STATE, raw)
+    moved_at, expires, levels_until, spent_out_at, steps, sum, at = struct.unpack(STATE, raw)
   if sum ~= 1 + last + offset + fence + epoch + born + paused_until + used + held + resting + first + newest + cohort
-    + search + moved_at + expires + levels_until + spent_out_at
+    + search + moved_at + expires + levels_until + spent_out_at + steps
     or last % 1 + offset % 1 + fence % 1 + epoch % 1 + born % 1 + paused_until % 1 + used % 1 + held % 1 + resting % 1
     + first % 1 + newest % 1 + cohort % 1 + search % 1 + moved_at % 1 + expires % 1 + levels_until % 1
-    + spent_out_at % 1 ~= 0 then
+    + spent_out_at % 1 + steps % 1 ~= 0 then
     M.corrupt('state')
   end
   local tiers, in_tiers = {}, 0
@@ -38,20 +40,21 @@ function M.read_state(raw)
   return {
     last = last, offset = offset, fence = fence, epoch = epoch, born = born, paused_until = paused_until, used = used,
     held = held, resting = resting, first = first, newest = newest, cohort = cohort, search = search,
-    moved_at = moved_at, expires = expires, levels_until = levels_until, spent_out_at = spent_out_at, tiers = tiers,
+    moved_at = moved_at, expires = expires, levels_until = levels_until, spent_out_at = spent_out_at, steps = steps,
+    tiers = tiers,
   }
 end
 
 function M.written_state()
   local S = M.S
   local last, offset, fence, epoch, born, paused_until, used, held, resting, first, newest, cohort, search, moved_at, expires,
-    levels_until, spent_out_at, tiers =
+    levels_until, spent_out_at, steps, tiers =
     S.last, S.offset, S.fence, S.epoch, S.born, S.paused_until, S.used, S.held, S.resting, S.first, S.newest, S.cohort, S.search,
-    S.moved_at, S.expires, S.levels_until, S.spent_out_at, S.tiers
+    S.moved_at, S.expires, S.levels_until, S.spent_out_at, S.steps, S.tiers
   return struct.pack(#tiers == 1 and ONE_TIER or STATE .. string.rep('I4', #tiers), last, offset, fence, epoch, born,
-    paused_until, used, held, resting, first, newest, cohort, search, moved_at, expires, levels_until, spent_out_at,
+    paused_until, used, held, resting, first, newest, cohort, search, moved_at, expires, levels_until, spent_out_at, steps,
     1 + last + offset + fence + epoch + born + paused_until + used + held + resting + first + newest + cohort + search
-    + moved_at + expires + levels_until + spent_out_at, unpack(tiers))
+    + moved_at + expires + levels_until + spent_out_at + steps, unpack(tiers))
 end
 
 -- The policy, by name: what it says of concurrency, its classes and rules, the fields of the levels, and of those without a
@@ -293,6 +296,7 @@ function M.write(frees)
   if M.L and M.L.changed then
     M.put('l', M.written_limit())
   end
+  M.S.steps = M.S.steps + 1
   M.put('s', M.written_state())
   M.write_fields(frees, ttl)
 end
