@@ -71,7 +71,7 @@ function C.request(on_full)
   end
   local takes = not is_refused and C.takes_memory(offered, acts)
   if on_full and takes then
-    error({ err = 'OOM of a circuit: reports, trials and policies take memory' })
+    error({ refused = 'OOM of a circuit: reports, trials and policies take memory' })
   end
   local did = {}
   if is_refused then

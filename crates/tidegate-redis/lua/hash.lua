@@ -16,11 +16,11 @@ local MOST_REUSED <const> = 256
 
 M.changed, M.set = {}, {}
 
--- Asks the server; a refusal ends the step. A library has the server's own function in its place.
+-- Asks the server; a refusal ends the step. It is not raised as `err`: of a table with that, the server's pcall leaves a text.
 function M.ask(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then
-    error({ err = answer.err })
+    error({ refused = answer.err })
   end
   return answer
 end
@@ -207,23 +207,24 @@ function M.step(decide, takes_memory)
   if type(answer) ~= 'table' then
     answer = { corrupt = tostring(answer) }
   end
+  if answer.refused then
+    if takes_memory and string.find(answer.refused, 'OOM', 1, true) then
+      return M.step(decide, false)
+    elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
+      return { err = answer.refused }
+    end
+    answer.corrupt = answer.refused
+  end
   if answer.layout then
     return cmsgpack.pack(3, answer.layout)
   end
-  local corrupt = answer.corrupt
-  if not corrupt then
-    local refused = tostring(answer.err or 'unknown')
-    if takes_memory and string.find(refused, 'OOM', 1, true) then
-      return M.step(decide, false)
-    elseif not string.find(refused, 'WRONGTYPE', 1, true) then
-      return { err = refused }
-    end
-    corrupt = refused
+  if not answer.corrupt then
+    return { err = tostring(answer.err or 'unknown') }
   end
   -- All that was looked at: what made no sense may be beside the key itself.
   local cleared = redis.pcall('DEL', unpack(M.suspects))
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end
-  return cmsgpack.pack(4, tostring(corrupt))
+  return cmsgpack.pack(4, tostring(answer.corrupt))
 end

@@ -20,11 +20,6 @@ local function called(run)
     if not redis then
       redis, struct, cmsgpack, string, math, table, unpack, pcall, error, type, ipairs, pairs, next, tonumber, tostring =
         offered()
-      -- What the server refuses ends the step by itself, as a table that says why.
-      local _, refused = pcall(redis.call)
-      if type(refused) == 'table' then
-        M.ask = redis.call
-      end
     end
     KEYS, ARGV = keys, args
     return run()
