@@ -132,3 +132,19 @@ async fn case_17_what_was_damaged_is_not_taken_for_what_was_written() {
         assert_eq!(lab.granted(&lab.library, 3, &[], 1).await.1, Some(1), "{field}");
     }
 }
+
+#[tokio::test]
+async fn un_3_a_write_that_is_refused_clears_nothing() {
+    let lab = Lab::start();
+    for (store, user, number) in [(&lab.library, "default", 1), (&lab.scripts, "tidegate", 4)] {
+        let (leases, held) = lab.granted(store, number, &[], 2).await;
+        lab.server.command(&["ACL", "SETUSER", user, "-hset"]).unwrap();
+        let refused = lab.exchange(store, number + 1, &leases[..1], 0).await;
+        let is_corrupt = matches!(refused, Err(StoreError::Unavailable { cause: Cause::Corrupt, .. }));
+        assert!(refused.is_err() && !is_corrupt, "{user}: {refused:?}");
+        lab.server.command(&["ACL", "SETUSER", user, "+hset"]).unwrap();
+        // Nor does anything stay that was not written.
+        let (_, still) = lab.granted(store, number + 2, &[], 0).await;
+        assert_eq!(still, held, "{user}");
+    }
+}
