@@ -192,9 +192,9 @@ function M.remember(answer)
   end
   local kept = P and P.ttl > 60000 and P.ttl or 60000
   local until_ms, key = M.now + kept, KEYS[2]
-  M.ask('SET', key,
-    struct.pack(ANSWERED, epoch, high, low, until_ms, 1 + epoch + high + low + until_ms, redis.sha1hex(answer), answer),
-    'PX', M.text_of(M.lives(kept)))
+  local record =
+    struct.pack(ANSWERED, epoch, high, low, until_ms, 1 + epoch + high + low + until_ms, redis.sha1hex(answer), answer)
+  M.heard(redis.pcall('SET', key, record, 'PX', M.text_of(M.lives(kept))))
   local known = M.now_known
   if known then
     if not known.highs[key] then

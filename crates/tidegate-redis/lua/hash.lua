@@ -25,6 +25,14 @@ function M.ask(...)
   return answer
 end
 
+-- The same of an answer that is a table in any case, which is there already: what is asked most often takes no detour.
+function M.heard(answer)
+  if answer.err then
+    error({ refused = answer.err })
+  end
+  return answer
+end
+
 function M.corrupt(what)
   error({ corrupt = what })
 end
@@ -147,7 +155,10 @@ function M.write_fields(frees, ttl)
     M.ask('HDEL', M.key, 'x')
   end
   if sets > 0 and sets <= 4000 then
-    M.ask('HSET', M.key, unpack(set, 1, sets))
+    local answer = redis.pcall('HSET', M.key, unpack(set, 1, sets))
+    if type(answer) == 'table' then
+      M.heard(answer)
+    end
     sets = 0
   end
   for from = 1, sets, 4000 do

@@ -126,6 +126,10 @@ end
 -- What a library knows of the last few ids: what it read or wrote, as it is in memory, with the bytes of that. They are read
 -- anew by each step, and where they are the same, what they say is not read again. A step takes out what is known of its id,
 -- and puts it back when all is written, so one that fails leaves nothing behind.
+--
+-- Of an id that is: S and `s`, P and `d`, L and `l`, chunk and `m0`; levels by rule and `ends`, cohorts by number, each with its
+-- `raw`; `cohorts`, the field of the cohort that a slot was last put in, which is no more than a guess of what to read;
+-- `first_ends`, when the first cohort ends; `highs` and `lows`, the number of the last answer by its key; and `taken`.
 M.known, M.known_ids = {}, 0
 
 local MOST_KNOWN <const> = 64
@@ -178,7 +182,7 @@ function M.load_state(releases, acquires)
   end
   M.now_known = known or false
   local wanted, count = M.wanted, M.want(known, releases, acquires)
-  local values = M.ask('HMGET', key, unpack(wanted, 1, count))
+  local values = M.heard(redis.pcall('HMGET', key, unpack(wanted, 1, count)))
   local v, s, d = values[1], values[2], values[3]
   -- With room for those that follow.
   local fields = { v = v, s = s, d = d, m0 = values[4], q = values[5], w = values[6], l = nil, p = nil, z = nil }
@@ -194,6 +198,7 @@ function M.load_state(releases, acquires)
   if layout and layout > LAYOUT then
     error({ layout = layout })
   end
+  -- When the first cohort ends, where that is known of the state as it was read.
   M.first_ends = false
   if s then
     if not layout then
