@@ -162,11 +162,15 @@ function M.add(rule, level, at, amount)
     local first, last, sum = M.entry(log, back)
     local crowded = #log >= CROWDED * ENTRY
     if last >= at or crowded and at - first <= math.floor(rule[4] / PART) then
-      level.log = string.sub(log, 1, back - 1) .. struct.pack('<ddd', first, math.max(last, at), sum + amount)
+      -- The log without its last entry, as it was made the last time: a long string is slow to make.
+      local head = level.head_of == log and level.head or string.sub(log, 1, back - 1)
+      log = head .. struct.pack('<ddd', first, math.max(last, at), sum + amount)
+      level.log, level.head, level.head_of = log, head, log
       return
     end
   end
-  level.log = log .. struct.pack('<ddd', at, at, amount)
+  local longer = log .. struct.pack('<ddd', at, at, amount)
+  level.log, level.head, level.head_of = longer, log, longer
 end
 
 -- Gives back `amount` of what was used at `granted`, as far as it still counts.

@@ -133,7 +133,8 @@ end
 M.known, M.known_ids = {}, 0
 
 local MOST_KNOWN <const> = 64
-local LONGEST_KNOWN <const> = 1024
+-- How many bytes of levels are known of an id at most.
+local LONGEST_KNOWN <const> = 16384
 
 M.wanted = { 'v', 's', 'd', 'm0', 'q', 'w' }
 
@@ -269,9 +270,11 @@ function M.keep()
   end
   known.m0, known.chunk = fields.m0, chunk
   if next(M.own) then
-    local levels = M.own
+    local levels, left = M.own, LONGEST_KNOWN
     for index, level in next, levels do
-      if not level.changed or #level.raw > LONGEST_KNOWN then
+      if level.changed and #level.raw <= left then
+        left = left - #level.raw
+      else
         levels[index] = nil
       end
       level.changed = false
