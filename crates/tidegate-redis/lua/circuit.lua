@@ -103,7 +103,7 @@ end
 -- Reads what is kept under a key, and settles what now is. `driver` is who is to speak.
 function C.begin(key, driver)
   M.key, M.channel, M.suspects = key, string.sub(key, 1, -3) .. ':all', { key }
-  M.changed, M.pushes = {}, {}
+  M.changed, M.pushes, M.is_clean = {}, {}, false
   C.permits, C.blocks, C.fresh, C.back, C.me, C.me_at = false, {}, {}, false, false, driver and 'n' .. driver
   local values = M.ask('HMGET', key, 'v', 's', 'd', 'p', C.me_at or 'n')
   local fields = { v = values[1], s = values[2], d = values[3], p = values[4] }

@@ -1,7 +1,7 @@
 -- EVICT: ends a lease at once.
 --
 -- KEYS  1 the id    ARGV  1 { slot, fence, epoch } packed
--- reply { 0, head, whether it was there } packed
+-- reply 0, head, whether it was there, packed one after another
 
 return M.step(function()
   M.begin()
@@ -10,5 +10,5 @@ return M.step(function()
   M.offer_room()
   M.finish(true)
   M.publish()
-  return cmsgpack.pack({ 0, M.head(), there and 1 or 0 })
+  return M.answer(there and 1 or 0)
 end)

@@ -103,7 +103,7 @@ end
 function M.hand_over_step()
   local handed = {}
   M.adopt()
-  for _, class in ipairs(R.hand_overs) do
+  for _, class in ipairs(R.hand_overs or {}) do
     local slot, fence = M.grant(M.tier_or_last(class), R.owner)
     handed[#handed + 1] = slot
     handed[#handed + 1] = fence
@@ -116,17 +116,18 @@ function M.queues_step()
   if not M.P then
     return
   end
+  local queues, acquires = R.queues or {}, R.acquires or {}
   for tier = 1, #M.P.classes + 1 do
     local class = M.P.classes[tier] and M.P.classes[tier][1] or false
     local acquires_it = false
-    for _, acquire in ipairs(R.acquires) do
+    for _, acquire in ipairs(acquires) do
       acquires_it = acquires_it or acquire[1] == class
     end
     if not acquires_it then
       local waiting, waited = 0, 0
-      for at = #R.queues - 2, 1, -3 do
-        if R.queues[at] == class then
-          waiting, waited = R.queues[at + 1], R.queues[at + 2]
+      for at = #queues - 2, 1, -3 do
+        if queues[at] == class then
+          waiting, waited = queues[at + 1], queues[at + 2]
         end
       end
       if waiting > 0 then

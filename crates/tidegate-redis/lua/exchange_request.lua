@@ -3,7 +3,6 @@
 local R = {}
 
 function M.read_request()
-  R.number, R.not_after, R.known, R.releases, R.settlements, R.observations, R.renewals, R.renewal_classes, R.hand_overs,
-    R.acquires, R.queues, R.base, R.offered, R.initial, R.driver, R.owner, R.whole, R.depends =
-    unpack(cmsgpack.unpack(ARGV[1]), 1, 18)
+  R.high, R.low, R.not_after, R.known, R.releases, R.settlements, R.observations, R.renewals, R.renewal_classes, R.hand_overs,
+    R.acquires, R.queues, R.base, R.offered, R.initial, R.driver, R.owner, R.whole, R.depends = cmsgpack.unpack(ARGV[1])
 end

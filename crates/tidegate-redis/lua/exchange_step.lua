@@ -1,8 +1,4 @@
 -- EXCHANGE, run; where the server is full, once more without what takes memory.
 
 M.read_request()
-return M.step(function()
-  return M.exchange(true)
-end, function()
-  return M.exchange(false)
-end)
+return M.step(M.exchange, true)

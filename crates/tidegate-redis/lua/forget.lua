@@ -1,7 +1,7 @@
 -- FORGET: drops all that is kept of an id and of its circuit, unless leases live.
 --
 -- KEYS  1 the id, 2 its circuit    ARGV  1 nothing
--- reply { 0, head, leases that live, whether there was anything } packed
+-- reply 0, head, leases that live, whether there was anything, packed one after another
 
 return M.step(function()
   C.begin(KEYS[2])
@@ -25,5 +25,5 @@ return M.step(function()
     M.ask('DEL', circuit)
     M.forget_all()
   end
-  return cmsgpack.pack({ 0, M.head(), held, there and 1 or 0 })
+  return M.answer(held, there and 1 or 0)
 end)

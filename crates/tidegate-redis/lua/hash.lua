@@ -10,11 +10,24 @@ local EXACT <const> = 9007199254740992
 local LAST <const> = 9007199254740991
 local BEHIND_US <const> = 1000000
 local MOST_POLICIES <const> = 16
+local MOST_TEXTS <const> = 1024
+-- A table that held more is not used again: it stays as large as it ever was.
+local MOST_REUSED <const> = 256
 
--- Asks the server; a refusal ends the step.
+M.changed, M.set = {}, {}
+
+-- Asks the server; a refusal ends the step. It is not raised as `err`: of a table with that, the server's pcall leaves a text.
 function M.ask(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then
+    error({ refused = answer.err })
+  end
+  return answer
+end
+
+-- The same of an answer that is a table in any case, which is there already: what is asked most often takes no detour.
+function M.heard(answer)
+  if answer.err then
     error({ refused = answer.err })
   end
   return answer
@@ -82,7 +95,8 @@ end
 
 -- Whether the policy is the one that was pinned.
 function M.check_policy()
-  if redis.sha1hex(M.fields.p) ~= M.fields.d then
+  local p = M.get('p')
+  if not p or redis.sha1hex(p) ~= M.fields.d then
     M.corrupt('policy')
   end
 end
@@ -100,44 +114,58 @@ end
 
 -- Settles what now is.
 function M.settle_clock()
-  local S, given = M.S, math.min(M.clock(), LAST)
-  M.stepped_back = 0
-  if S.last - given > BEHIND_US then
-    M.stepped_back = math.ceil((S.last - given) / 1000)
-    S.offset = S.offset + M.stepped_back
-    S.last = given
-  elseif S.last < given then
-    S.last = given
+  local S, given = M.S, M.clock()
+  if given > LAST then
+    given = LAST
   end
-  M.now_us = S.last
-  M.now = math.floor(S.last / 1000) + S.offset
+  local last, stepped_back = S.last, 0
+  if last < given then
+    last = given
+  elseif last - given > BEHIND_US then
+    stepped_back = math.ceil((last - given) / 1000)
+    S.offset = S.offset + stepped_back
+    last = given
+  end
+  local part = last % 1000
+  local now = (last - part) / 1000 + S.offset
   -- Nothing that is promised for a time ends before it: that counts from the next whole millisecond.
-  M.from_now = math.ceil(S.last / 1000) + S.offset
+  S.last, M.now_us, M.stepped_back, M.now, M.from_now = last, last, stepped_back, now, part > 0 and now + 1 or now
 end
 
 -- Writes the fields that were changed, and how long the key lives where that is told. Where it only gives back or keeps
 -- what is there (`frees`), a full server does it all the same: it refuses a script at its first write alone, and only one
 -- that takes memory.
 function M.write_fields(frees, ttl)
-  local set, del, sets, dels = {}, {}, 0, 0
-  for field, value in pairs(M.changed) do
+  local changed, set, del, sets, dels = M.changed, M.set, nil, 0, 0
+  for field, value in next, changed do
     if value then
       set[sets + 1], set[sets + 2] = field, value
       sets = sets + 2
     else
+      del = del or {}
       dels = dels + 1
       del[dels] = field
     end
+    changed[field] = nil
   end
-  M.changed = {}
+  if sets + dels > MOST_REUSED then
+    M.changed, M.set = {}, {}
+  end
   if frees and not M.is_library then
     M.ask('HDEL', M.key, 'x')
   end
+  if sets > 0 and sets <= 4000 then
+    local answer = redis.pcall('HSET', M.key, unpack(set, 1, sets))
+    if type(answer) == 'table' then
+      M.heard(answer)
+    end
+    sets = 0
+  end
   for from = 1, sets, 4000 do
-    M.ask('HSET', M.key, unpack(set, from, math.min(from + 3999, sets)))
+    M.ask('HSET', M.key, unpack(set, from, sets < from + 3999 and sets or from + 3999))
   end
   for from = 1, dels, 4000 do
-    M.ask('HDEL', M.key, unpack(del, from, math.min(from + 3999, dels)))
+    M.ask('HDEL', M.key, unpack(del, from, dels < from + 3999 and dels or from + 3999))
   end
   if ttl then
     M.ask('PEXPIRE', M.key, string.format('%.0f', ttl))
@@ -155,15 +183,35 @@ function M.tell_all(message)
 end
 
 function M.publish()
-  for _, message in ipairs(M.pushes) do
-    M.say(M.channel, message)
+  local pushes = M.pushes
+  if #pushes == 0 then
+    return
   end
   M.pushes = {}
+  for _, message in ipairs(pushes) do
+    M.say(M.channel or M.key .. ':all', message)
+  end
 end
 
--- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it.
-function M.step(decide, again)
-  local done, answer = pcall(decide)
+-- Numbers as text, written out once each: that is slow. Those of a library live on, so not all are kept.
+M.texts, M.texts_kept = {}, 0
+
+function M.text_of(number)
+  local text = M.texts[number]
+  if not text then
+    if M.texts_kept == MOST_TEXTS then
+      M.texts, M.texts_kept = {}, 0
+    end
+    text = string.format('%.0f', number)
+    M.texts[number], M.texts_kept = text, M.texts_kept + 1
+  end
+  return text
+end
+
+-- Answers 0 with the head and what `decide` says, or the number of what went wrong with what there is to know of it. Where the
+-- server is full, it is asked once more without what takes memory, if it did with it.
+function M.step(decide, takes_memory)
+  local done, answer = pcall(decide, takes_memory)
   if done then
     return answer
   end
@@ -171,15 +219,15 @@ function M.step(decide, again)
     answer = { corrupt = tostring(answer) }
   end
   if answer.refused then
-    if again and string.find(answer.refused, 'OOM', 1, true) then
-      return M.step(again)
+    if takes_memory and string.find(answer.refused, 'OOM', 1, true) then
+      return M.step(decide, false)
     elseif not string.find(answer.refused, 'WRONGTYPE', 1, true) then
       return { err = answer.refused }
     end
     answer.corrupt = answer.refused
   end
   if answer.layout then
-    return cmsgpack.pack({ 3, answer.layout })
+    return cmsgpack.pack(3, answer.layout)
   end
   if not answer.corrupt then
     return { err = tostring(answer.err or 'unknown') }
@@ -189,5 +237,5 @@ function M.step(decide, again)
   if type(cleared) == 'table' and cleared.err then
     return cleared
   end
-  return cmsgpack.pack({ 4, tostring(answer.corrupt) })
+  return cmsgpack.pack(4, tostring(answer.corrupt))
 end

@@ -5,12 +5,16 @@
 -- that is, how many are left, the cohorts before and after it, and `k` with the slots that ever were in it.
 
 local LEASE <const> = '<ddddB'
+local OWNED <const> = '<ddddBc0'
 local OWNER_FROM <const> = 34
 -- The last number is the sum of those before it and 1: what was damaged is known by it.
 local COHORT <const> = '<ddddd'
 local CHUNK <const> = 1024
 local MOST_LEASES <const> = 1000000
 local NAMED <const> = 16384
+-- What a library knows of an id at most: cohorts, and the cohorts that the lowest slots are in.
+local MOST_COHORTS <const> = 256
+local GUESSED <const> = 1024
 
 -- Slots by their fields, written out once each: a number is slow to write. Those of a library live on, so not all are kept.
 M.names = {}
@@ -26,52 +30,68 @@ function M.name_of(slot)
   return name
 end
 
+-- The cohorts that were looked at in this step, by their numbers, and the bits of slots.
+M.cohorts, M.chunks, M.has_chunks, M.has_more_chunks = {}, {}, false, false
+
 function M.cohort(number)
   local it = M.cohorts[number]
   if not it then
-    local raw = M.get('c' .. number)
+    local name = 'c' .. M.text_of(number)
+    local raw = M.get(name)
     if not raw then
       M.corrupt('cohort')
     end
-    local ends, count, earlier, later, sum = struct.unpack(COHORT, raw)
-    if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
-      M.corrupt('cohort')
+    it = M.now_known and M.now_known.ends[number]
+    if not it or it.raw ~= raw then
+      local ends, count, earlier, later, sum = struct.unpack(COHORT, raw)
+      if sum ~= 1 + ends + count + earlier + later or ends % 1 + count % 1 + earlier % 1 + later % 1 ~= 0 then
+        M.corrupt('cohort')
+      end
+      it = { name = name, raw = raw, ends = ends, count = count, earlier = earlier, later = later, slots = false, changed = false,
+        over = false }
     end
-    it = { ends = ends, count = count, earlier = earlier, later = later }
     M.cohorts[number] = it
   end
   return it
 end
 
--- The cohort that ends at `ends`, begun where there is none: behind all that end no later.
+-- The cohort that ends at `ends`, begun where there is none: behind all that end no later. It takes the number of one that
+-- was left by all in this step, so that nothing has to be deleted.
 function M.join(ends)
-  local number = M.joined[ends]
-  if not number then
-    local S = M.S
-    S.cohort = S.cohort + 1
-    number = S.cohort
-    local earlier = S.newest
-    while earlier ~= 0 and M.cohort(earlier).ends > ends do
-      earlier = M.cohort(earlier).earlier
-    end
-    local later
-    if earlier == 0 then
-      later = S.first
-      S.first = number
-    else
-      local before = M.cohort(earlier)
-      later = before.later
-      before.later, before.changed = number, true
-    end
-    if later == 0 then
-      S.newest = number
-    else
-      local behind = M.cohort(later)
-      behind.earlier, behind.changed = number, true
-    end
-    M.cohorts[number] = { ends = ends, count = 0, earlier = earlier, later = later, slots = {}, changed = true }
-    M.joined[ends] = number
+  if M.joined_ends == ends then
+    return M.joined
   end
+  local S, cohorts, number = M.S, M.cohorts, M.spare
+  local it = number and cohorts[number]
+  if it then
+    M.spare, it.over = false, false
+  else
+    number = S.cohort + 1
+    S.cohort = number
+    it = {
+      name = 'c' .. M.text_of(number), raw = false, over = false, ends = 0, count = 0, earlier = 0, later = 0, slots = false,
+      changed = true,
+    }
+  end
+  local earlier, later = S.newest, 0
+  local before = earlier ~= 0 and M.cohort(earlier)
+  while before and before.ends > ends do
+    later, earlier = earlier, before.earlier
+    before = earlier ~= 0 and M.cohort(earlier)
+  end
+  if before then
+    before.later, before.changed = number, true
+  else
+    S.first = number
+  end
+  if later == 0 then
+    S.newest = number
+  else
+    local behind = M.cohort(later)
+    behind.earlier, behind.changed = number, true
+  end
+  it.ends, it.count, it.earlier, it.later, it.slots, it.changed = ends, 0, earlier, later, { nil }, true
+  cohorts[number], M.joined_ends, M.joined = it, ends, number
   return number
 end
 
@@ -85,10 +105,10 @@ function M.enter(name, ends)
 end
 
 function M.leave(number)
-  local it = M.cohort(number)
-  it.count = it.count - 1
-  it.changed = true
-  if it.count > 0 then
+  local it = M.cohorts[number] or M.cohort(number)
+  local count = it.count - 1
+  it.count, it.changed = count, true
+  if count > 0 then
     return
   end
   if it.earlier == 0 then
@@ -104,23 +124,51 @@ function M.leave(number)
     later.earlier, later.changed = it.earlier, true
   end
   it.over = true
-  if M.joined[it.ends] == number then
-    M.joined[it.ends] = nil
+  M.spare = number
+  if M.joined == number then
+    M.joined_ends = false
   end
 end
 
 function M.keep_cohorts()
-  local changed = M.changed
-  for number, it in pairs(M.cohorts) do
+  local changed, cohorts, first, kept = M.changed, M.cohorts, M.S.first, 0
+  local known = M.now_known
+  local ends_known, count_known = known and known.ends, known and known.ends_kept
+  for number, it in next, cohorts do
     if it.over then
-      changed['c' .. number], changed['k' .. number] = false, false
-    elseif it.changed then
-      local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
-      changed['c' .. number] = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later)
-      if it.slots then
-        changed['k' .. number] = table.concat(it.slots, ' ')
+      changed[it.name], changed['k' .. M.text_of(number)] = false, false
+      if known and ends_known[number] then
+        ends_known[number], count_known = nil, count_known - 1
+      end
+    else
+      if it.changed then
+        local ends, count, earlier, later = it.ends, it.count, it.earlier, it.later
+        local raw, slots = struct.pack(COHORT, ends, count, earlier, later, 1 + ends + count + earlier + later), it.slots
+        changed[it.name], it.raw, it.changed = raw, raw, false
+        if slots then
+          changed['k' .. M.text_of(number)] = #slots == 1 and slots[1] or table.concat(slots, ' ')
+          it.slots = false
+        end
+      end
+      if number == first then
+        M.first, M.first_ends = number, it.ends
+      end
+      if known then
+        count_known = ends_known[number] and count_known or count_known + 1
+        ends_known[number] = it
       end
     end
+    cohorts[number] = nil
+    kept = kept + 1
+  end
+  if known then
+    known.ends_kept = count_known
+    if count_known > MOST_COHORTS then
+      known.ends, known.ends_kept = {}, 0
+    end
+  end
+  if kept > MOST_REUSED then
+    M.cohorts = {}
   end
 end
 
@@ -133,7 +181,8 @@ function M.chunk(index)
       M.corrupt('slots')
     end
     bytes = raw and { string.byte(raw, 1, -1) } or {}
-    M.chunks[index] = bytes
+    M.chunks[index], M.has_chunks = bytes, true
+    M.has_more_chunks = M.has_more_chunks or index > 0
   end
   return bytes
 end
@@ -163,9 +212,9 @@ function M.mark(slot, taken)
 end
 
 function M.keep_chunks()
-  for index, bytes in pairs(M.chunks) do
+  for index, bytes in next, M.chunks do
     if bytes.changed then
-      M.put('m' .. index, string.char(unpack(bytes)))
+      M.put('m' .. (index == 0 and '0' or index), string.char(unpack(bytes)))
     end
   end
 end
@@ -180,8 +229,8 @@ function M.lease_at(slot)
 end
 
 function M.keep_lease(lease)
-  local packed = struct.pack(LEASE, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier)
-  M.put(M.name_of(lease.slot), packed .. M.owner_of(lease))
+  M.put(M.name_of(lease.slot),
+    struct.pack(OWNED, lease.fence, lease.epoch, lease.granted, lease.cohort, lease.tier, M.owner_of(lease)))
 end
 
 function M.owner_of(lease)
@@ -191,7 +240,7 @@ end
 function M.occupy(slot, fence, epoch, tier, owner)
   local S, name = M.S, M.name_of(slot)
   local number = M.enter(name, M.from_now + M.P.ttl)
-  M.put(name, struct.pack(LEASE, fence, epoch, M.now, number, tier) .. owner)
+  M.put(name, struct.pack(OWNED, fence, epoch, M.now, number, tier, owner))
   M.mark(slot, true)
   S.tiers[tier] = S.tiers[tier] + 1
   S.held = S.held + 1
@@ -203,12 +252,16 @@ function M.grant_all(tier, owner, count, slots)
   local S, now = M.S, M.now
   local number = M.join(M.from_now + M.P.ttl)
   local it, fields, changed, names = M.cohorts[number], M.fields, M.changed, M.names
-  local joined, fence = it.slots, math.max(S.fence + 1, M.now_us)
-  local rest = struct.pack('<dddB', S.epoch, now, number, tier) .. owner
-  local at, taken = S.search, 0
+  local joined, fence, chunks = it.slots, S.fence + 1, M.chunks
+  if fence < M.now_us then
+    fence = M.now_us
+  end
+  local epoch, pack = S.epoch, struct.pack
+  local at, taken, cohorts = S.search, 0, M.now_known and M.now_known.cohorts
   while taken < count do
-    local bytes = M.chunk(math.floor(at / CHUNK))
     local place = at % CHUNK + 1
+    local index = (at - place + 1) / CHUNK
+    local bytes = chunks[index] or M.chunk(index)
     local byte = bytes[place] or 0
     if byte < 255 then
       for missing = #bytes + 1, place do
@@ -218,8 +271,11 @@ function M.grant_all(tier, owner, count, slots)
       while bit < 256 and taken < count do
         if left % 2 == 0 then
           local name = names[slot] or M.name_of(slot)
-          local lease = struct.pack('<d', fence + taken) .. rest
+          local lease = pack(OWNED, fence + taken, epoch, now, number, tier, owner)
           fields[name], changed[name] = lease, lease
+          if cohorts and slot < GUESSED then
+            cohorts[slot] = it.name
+          end
           taken = taken + 1
           joined[#joined + 1] = name
           slots[#slots + 1] = slot

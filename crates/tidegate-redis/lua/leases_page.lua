@@ -1,7 +1,7 @@
 -- LEASES PAGE: leases in the order of their slots.
 --
 -- KEYS  1 the id    ARGV  1 { the first slot, how many at most } packed
--- reply { 0, head, leases, whether there are more } packed; a lease is { slot, fence, epoch, owner, class or false, age,
+-- reply 0, head, leases, whether there are more, packed one after another; a lease is { slot, fence, epoch, owner, class or false, age,
 --       what is left, whether it rests }
 
 return M.step(function()
@@ -44,5 +44,5 @@ return M.step(function()
       math.max(0, ends - M.from_now), rests and 1 or 0 }
   end
   M.finish(true)
-  return cmsgpack.pack({ 0, M.head(), page, more and 1 or 0 })
+  return M.answer(page, more and 1 or 0)
 end)

@@ -1,7 +1,7 @@
 -- PAUSE: stops an id, never for less than it is already.
 --
 -- KEYS  1 the id    ARGV  1 the length in milliseconds
--- reply { 0, head, what is left, whether it was paused } packed
+-- reply 0, head, what is left, whether it was paused, packed one after another
 
 return M.step(function()
   M.begin()
@@ -15,5 +15,5 @@ return M.step(function()
   end
   M.finish(false)
   M.publish()
-  return cmsgpack.pack({ 0, M.head(), left, before > 0 and 1 or 0 })
+  return M.answer(left, before > 0 and 1 or 0)
 end)

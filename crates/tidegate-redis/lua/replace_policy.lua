@@ -1,7 +1,7 @@
 -- REPLACE POLICY: goes over to a policy of a higher revision.
 --
 -- KEYS  1 the id    ARGV  1 { policy, digest, revision } packed
--- reply { 0, head, the pinned revision where that is not lower, -1 where none is pinned, else false } packed
+-- reply 0, head, the pinned revision where that is not lower, -1 where none is pinned, else false, packed one after another
 
 return M.step(function()
   M.begin()
@@ -17,5 +17,5 @@ return M.step(function()
   end
   M.finish(false)
   M.publish()
-  return cmsgpack.pack({ 0, M.head(), why })
+  return M.answer(why)
 end)

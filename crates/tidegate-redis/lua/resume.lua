@@ -1,7 +1,7 @@
 -- RESUME: ends a pause.
 --
 -- KEYS  1 the id    ARGV  1 nothing
--- reply { 0, head, whether it was paused } packed
+-- reply 0, head, whether it was paused, packed one after another
 
 return M.step(function()
   M.begin()
@@ -13,5 +13,5 @@ return M.step(function()
   end
   M.finish(true)
   M.publish()
-  return cmsgpack.pack({ 0, M.head(), was_paused and 1 or 0 })
+  return M.answer(was_paused and 1 or 0)
 end)

@@ -25,8 +25,11 @@ function M.read_level(raw, from)
 end
 
 function M.written_level(level)
-  return struct.pack(LEVEL, level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark,
-    1 + level.used + level.x + level.at + level.spent + level.rested + level.seen_at + level.seen_mark) .. level.log
+  local used, x, at, spent, rested, seen_at, seen_mark =
+    level.used, level.x, level.at, level.spent, level.rested, level.seen_at, level.seen_mark
+  local packed = struct.pack(LEVEL, used, x, at, spent, rested, seen_at, seen_mark,
+    1 + used + x + at + spent + rested + seen_at + seen_mark)
+  return level.log == '' and packed or packed .. level.log
 end
 
 -- The entry that begins at `from`: its first moment, its last, and its sum.
@@ -159,11 +162,15 @@ function M.add(rule, level, at, amount)
     local first, last, sum = M.entry(log, back)
     local crowded = #log >= CROWDED * ENTRY
     if last >= at or crowded and at - first <= math.floor(rule[4] / PART) then
-      level.log = string.sub(log, 1, back - 1) .. struct.pack('<ddd', first, math.max(last, at), sum + amount)
+      -- The log without its last entry, as it was made the last time: a long string is slow to make.
+      local head = level.head_of == log and level.head or string.sub(log, 1, back - 1)
+      log = head .. struct.pack('<ddd', first, math.max(last, at), sum + amount)
+      level.log, level.head, level.head_of = log, head, log
       return
     end
   end
-  level.log = log .. struct.pack('<ddd', at, at, amount)
+  local longer = log .. struct.pack('<ddd', at, at, amount)
+  level.log, level.head, level.head_of = longer, log, longer
 end
 
 -- Gives back `amount` of what was used at `granted`, as far as it still counts.
@@ -298,12 +305,21 @@ end
 
 function M.own_level(index)
   local level = M.own[index]
-  if not level then
-    local rule = M.P.rules[index]
-    local raw = M.get('r:' .. rule[1])
-    level = raw and M.read_level(raw, 1) or M.initial_level(rule)
-    M.own[index] = level
+  if level then
+    return level
   end
+  local P, known = M.P, M.now_known
+  local raw = M.get(P.fields[index])
+  if raw then
+    -- As it is known, where it was not written otherwise since.
+    level = known and known.levels[index]
+    if not level or level.raw ~= raw then
+      level = M.read_level(raw, 1)
+    end
+  else
+    level = M.initial_level(P.rules[index])
+  end
+  M.own[index] = level
   return level
 end
 
@@ -346,10 +362,14 @@ end
 
 -- Puts the levels that were changed with what is to be written.
 function M.keep_levels()
-  for index, level in pairs(M.own) do
+  local P, S, fields, changed = M.P, M.S, M.fields, M.changed
+  for index, level in next, M.own do
     if level.changed then
-      M.put('r:' .. M.P.rules[index][1], M.written_level(level))
-      M.S.levels_until = math.max(M.S.levels_until, M.rests_at(M.P.rules[index], level))
+      local field, raw, rests_at = P.fields[index], M.written_level(level), M.rests_at(P.rules[index], level)
+      level.raw, fields[field], changed[field] = raw, raw, raw
+      if S.levels_until < rests_at then
+        S.levels_until = rests_at
+      end
     end
   end
 end
@@ -379,11 +399,22 @@ function M.note_identities()
   end
 end
 
--- The longest hint of the rules that deny a job, with the number of that rule; nil where it fits.
-function M.rate_denial(costs)
+-- Lets time pass for the levels of all rules, and puts what was ever spent of each behind `from`.
+function M.mark_levels(marks, from)
+  local rules, now = M.P.rules, M.now
+  for index = 1, #rules do
+    local level = M.own_level(index)
+    M.advance_to(rules[index], level, now)
+    marks[from + index] = level.spent
+  end
+end
+
+-- The longest hint of the rules that deny a job, with the number of that rule; nil where it fits. Its costs by rule stand in
+-- `costs` behind `from`; so they do for the others.
+function M.rate_denial(costs, from)
   local longest, by
   for index, rule in ipairs(M.P.rules) do
-    local hint = M.does_not_fit(rule, M.own_level(index), costs[index])
+    local hint = M.does_not_fit(rule, M.own_level(index), costs[from + index])
     if hint and (not longest or hint > longest) then
       longest, by = hint, index
     end
@@ -391,27 +422,31 @@ function M.rate_denial(costs)
   return longest and { longest, 0, by }
 end
 
--- How many of `count` jobs of these costs fit in the rules at once.
-function M.fitting(costs, count)
-  for index, rule in ipairs(M.P.rules) do
-    local cost = costs[index]
-    local level = M.own_level(index)
-    M.advance_to(rule, level, M.now)
+-- How many of `count` jobs of these costs fit in the rules at once, whose levels were marked.
+function M.fitting(costs, from, count)
+  local rules, own = M.P.rules, M.own
+  for index = 1, #rules do
+    local cost = costs[from + index]
     if cost > 0 then
-      count = math.min(count, math.max(0, math.floor((rule[5] - level.used) / cost)))
+      local left = rules[index][5] - own[index].used
+      if left < cost * count then
+        count = left > 0 and (left - left % cost) / cost or 0
+      end
     end
   end
   return count
 end
 
--- Spends so many jobs of these costs, which fit.
-function M.spend_all(costs, count)
-  for index, rule in ipairs(M.P.rules) do
-    local level = M.own_level(index)
-    local cost = costs[index]
+-- Spends so many jobs of these costs, which fit in the levels that were marked.
+function M.spend_all(costs, from, count)
+  local rules, own, now = M.P.rules, M.own, M.now
+  for index = 1, #rules do
+    local rule, level, cost = rules[index], own[index], costs[from + index]
     if cost > 0 then
-      if level.spent + cost * count < EXACT then
-        M.spend(rule, level, cost * count)
+      local spent = level.spent + cost * count
+      if spent < EXACT then
+        M.add(rule, level, now, cost * count)
+        level.spent = spent
       else
         for _ = 1, count do
           M.spend(rule, level, cost)

@@ -1,7 +1,7 @@
 -- SET LIMIT: sets an adaptive limit, within the bounds of the policy.
 --
 -- KEYS  1 the id    ARGV  1 the limit
--- reply { 0, head, why not } packed: 0 it is set, 1 no policy is pinned, 2 the limit does not move, or { least, most }
+-- reply 0, head, why not, packed one after another: 0 it is set, 1 no policy is pinned, 2 the limit does not move, or { least, most }
 
 return M.step(function()
   M.begin()
@@ -21,5 +21,5 @@ return M.step(function()
   end
   M.finish(true)
   M.publish()
-  return cmsgpack.pack({ 0, M.head(), why })
+  return M.answer(why)
 end)

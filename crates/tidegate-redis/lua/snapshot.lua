@@ -1,7 +1,7 @@
 -- SNAPSHOT: how an id stands.
 --
 -- KEYS  1 the id    ARGV  1 nothing
--- reply { 0, head, false or { policy or false, held, resting, held by tier, waiting, levels } } packed; a level of a rule
+-- reply 0, head, false or { policy or false, held, resting, held by tier, waiting, levels }, packed one after another; a level of a rule
 --       with a scope is false
 
 return M.step(function()
@@ -23,5 +23,5 @@ return M.step(function()
     body = { M.P and M.fields.p, M.S.held, M.S.resting, M.P and M.S.tiers or {}, M.P and M.jobs_waiting() or 0, levels }
   end
   M.finish(true)
-  return cmsgpack.pack({ 0, M.head(), body })
+  return M.answer(body)
 end)

@@ -13,36 +13,49 @@ function M.is_outlived()
   return true
 end
 
--- Reads the state, settles what now is, and sweeps.
-function M.begin()
-  M.key, M.channel, M.suspects = KEYS[1], KEYS[1] .. ':all', KEYS
-  -- Cohorts, the new ones by their ends, and bits of slots. The levels that were looked at in this step, by the index of
-  -- their rule or by their key. What is to be said.
-  M.cohorts, M.joined, M.chunks, M.own, M.identities, M.pushes = {}, {}, {}, {}, {}, {}
-  M.Q, M.L = false, false
-  M.load_state()
+-- Of an id: the levels that were looked at in this step, by the index of their rule or by their key; what is to be said.
+M.own, M.identities, M.pushes, M.is_clean = {}, {}, {}, true
+
+-- Drops what a step that failed has left behind.
+function M.drop_left()
+  M.own, M.identities, M.pushes, M.cohorts, M.chunks, M.changed = {}, {}, {}, {}, {}, {}
+end
+
+-- Reads the state, settles what now is, and sweeps. What is released and whether something is acquired tells what else will
+-- be asked for.
+function M.begin(releases, acquires)
+  M.key, M.channel, M.suspects = KEYS[1], false, KEYS
+  if M.is_clean then
+    M.is_clean = false
+  else
+    M.drop_left()
+  end
+  M.chunks[0], M.has_chunks = nil, false
+  -- The cohort that was joined last, and one that all have left.
+  M.Q, M.L, M.joined, M.joined_ends, M.spare = false, false, false, false, false
+  M.load_state(releases, acquires)
   M.settle_clock()
-  if M.P then
-    if M.P.adaptive then
-      M.L = M.read_limit(M.fields.l or M.corrupt('limit'))
+  local S, P, now = M.S, M.P, M.now
+  if P then
+    if P.adaptive then
+      local raw = M.get('l') or M.corrupt('limit')
+      M.L = M.known_limit(raw) or M.read_limit(raw)
     end
-    if #M.S.tiers ~= #M.P.classes + 1 then
+    if #S.tiers ~= #P.classes + 1 then
       M.corrupt('tiers')
     end
     -- Now and then, since it takes its time.
-    if M.now % 64 == 0 then
+    if now % 64 == 0 then
       M.check_policy()
     end
-    local S = M.S
-    if S.resting > 0 or S.first ~= 0 and M.cohort(S.first).ends <= M.now then
+    if S.resting > 0 or S.first ~= 0 and (M.first_ends or M.cohort(S.first).ends) <= now then
       M.sweep_leases()
     end
     if S.held > 0 and S.first == 0 and S.resting == 0 then
       M.corrupt('held')
     end
   end
-  local used = M.P and M.S.used or M.S.born
-  if M.S.epoch > 0 and M.now - used >= PIN_TTL and M.is_outlived() then
+  if S.epoch > 0 and now - (P and S.used or S.born) >= PIN_TTL and M.is_outlived() then
     M.forget_all()
     M.own = {}
   end
@@ -50,19 +63,36 @@ end
 
 -- Writes all that was changed.
 function M.finish(frees)
-  if next(M.own) then
+  local own = next(M.own)
+  if own then
     M.keep_levels()
   end
-  if next(M.identities) then
+  local identities = next(M.identities)
+  if identities then
     M.note_identities()
   end
-  M.keep_cohorts()
-  M.keep_chunks()
+  if next(M.cohorts) then
+    M.keep_cohorts()
+  end
+  if M.has_chunks then
+    M.keep_chunks()
+  end
   if M.Q then
     M.keep_places()
   end
   M.write(frees)
-  if next(M.identities) then
+  if identities then
     M.write_identities()
+    M.identities = {}
   end
+  if M.has_more_chunks then
+    M.chunks, M.has_more_chunks = {}, false
+  end
+  if M.is_library then
+    M.keep()
+  end
+  if own then
+    M.own = {}
+  end
+  M.is_clean = next(M.changed) == nil
 end

@@ -29,6 +29,11 @@ impl Packer {
         self
     }
 
+    /// A list of so many; an empty one is absent, since a table costs a script more than what it holds.
+    pub(crate) fn list(&mut self, len: usize) -> &mut Self {
+        if len == 0 { self.absent() } else { self.array(len) }
+    }
+
     /// A number that may be below 0.
     pub(crate) fn signed(&mut self, number: i64) -> &mut Self {
         let _ = encode::write_sint(&mut self.0, number);
@@ -71,6 +76,12 @@ impl Packer {
         self
     }
 
+    /// Numbers as a script unpacks them without a table: doubles, in bytes.
+    pub(crate) fn doubles(&mut self, doubles: &[f64]) -> &mut Self {
+        let bytes: Vec<u8> = doubles.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.bytes(&bytes)
+    }
+
     pub(crate) fn some_text(&mut self, text: Option<&str>) -> &mut Self {
         match text {
             Some(text) => self.text(text),
@@ -93,14 +104,22 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
+    /// Passes over the beginning of an array, where there is one.
+    pub(crate) fn maybe_array(&mut self) -> Read<()> {
+        if !self.is_number() {
+            self.array()?;
+        }
+        Ok(())
+    }
+
     fn marker(&self) -> Read<Marker> {
         self.0.first().map(|byte| Marker::from_u8(*byte)).ok_or_else(|| broken(()))
     }
 
     /// Begins an array.
     pub(crate) fn array(&mut self) -> Read<usize> {
-        // A script writes an empty table as either.
-        if self.marker()? == Marker::FixMap(0) {
+        // A script writes an empty table as either, and mostly has none at all.
+        if matches!(self.marker()?, Marker::FixMap(0) | Marker::False) {
             self.0 = &self.0[1..];
             return Ok(0);
         }

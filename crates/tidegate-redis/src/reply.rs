@@ -24,7 +24,8 @@ pub(crate) enum Said<'a> {
 /// Reads how an answer begins.
 pub(crate) fn read(bytes: &[u8]) -> Result<Said<'_>, StoreError> {
     let mut reader = Reader::of(bytes);
-    reader.array()?;
+    // Values one after another; what is said of circuits is one list of them.
+    reader.maybe_array()?;
     match reader.number()? {
         0 => Ok(Said::Done(reader)),
         1 => Ok(Said::Unchecked(if reader.absent()? { None } else { Some(reader.bytes()?) })),
@@ -41,12 +42,10 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Said<'_>, StoreError> {
 
 /// A number of all 64 bits, in two halves.
 fn sequence(reader: &mut Reader<'_>) -> Result<u64, StoreError> {
-    reader.array_of(2)?;
     Ok(reader.number()? << 32 | u64::from(reader.small()?))
 }
 
 pub(crate) fn head(reader: &mut Reader<'_>) -> Result<Head, StoreError> {
-    reader.array_of(9)?;
     let epoch = Some(reader.number()?).filter(|epoch| *epoch > 0).map(Epoch);
     let now = Some(Moment::from_micros(reader.number()?));
     let value = reader.some_number()?;
@@ -79,13 +78,17 @@ pub(crate) fn exchange(
     request: &Request,
 ) -> Result<Reply<ExchangeReply>, StoreError> {
     let head = head(&mut reader)?;
-    let settled = many(&mut reader, |reader| Ok(Settled { cut: reader.number()? }))?;
-    let observed = many(&mut reader, Reader::flag)?;
-    let live = many(&mut reader, Reader::flag)?;
     let epoch = head.epoch.unwrap_or_default();
-    let mut handed_over = Vec::with_capacity(parts.hand_overs.len());
-    for _ in 0..reader.array()? / 2 {
-        handed_over.push(Token { epoch, slot: reader.small()?, fence: reader.number()? });
+    let (mut settled, mut observed, mut live, mut handed_over) =
+        <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
+    if !reader.absent()? {
+        reader.array_of(4)?;
+        settled = many(&mut reader, |reader| Ok(Settled { cut: reader.number()? }))?;
+        observed = many(&mut reader, Reader::flag)?;
+        live = many(&mut reader, Reader::flag)?;
+        for _ in 0..reader.array()? / 2 {
+            handed_over.push(Token { epoch, slot: reader.small()?, fence: reader.number()? });
+        }
     }
     let handed_over = match &request.handed_over {
         Ok(()) if handed_over.len() < parts.hand_overs.len() => Err(full()),
@@ -93,7 +96,6 @@ pub(crate) fn exchange(
         Err(refused) => Err(refused.clone()),
     };
     let mut acquired = Vec::with_capacity(parts.acquires.len());
-    reader.array_of(parts.acquires.len())?;
     for (asked, verdict) in parts.acquires.iter().zip(&request.acquired) {
         let answer = if reader.absent()? {
             None
@@ -142,18 +144,23 @@ fn read_acquired(
 ) -> Result<Acquired, StoreError> {
     match asked {
         Asked::Prefix(request) => {
-            reader.array_of(6)?;
+            let broken = || StoreError::unavailable(Cause::Broken, "an acquire that cannot be read");
+            let len = reader.array()?;
             let granted = usize::try_from(reader.number()?).unwrap_or(usize::MAX);
             let first_fence = reader.number()?;
-            let slots = many(reader, Reader::small)?;
-            let mut marks = many(reader, Reader::number)?;
-            let denied = if reader.absent()? {
-                None
-            } else {
-                reader.array_of(3)?;
-                Some(denial(reader, policy)?)
-            };
             let others = reader.small()?;
+            let (hint, lease_blocked, by) = (reader.some_number()?, reader.flag()?, reader.number()?);
+            let denied = hint.map(|hint_ms| denial_of(hint_ms, lease_blocked, by, policy));
+            let count = usize::try_from(reader.number()?).unwrap_or(usize::MAX);
+            let leases = len.checked_sub(7).and_then(|left| left.checked_sub(count)).ok_or_else(broken)?;
+            let mut marks = Vec::with_capacity(count);
+            for _ in 0..count {
+                marks.push(reader.number()?);
+            }
+            let mut slots = Vec::with_capacity(leases);
+            for _ in 0..leases {
+                slots.push(reader.small()?);
+            }
             let mut slots = slots.into_iter().zip(first_fence..);
             let grants = request.jobs.iter().take(granted).map(|job| {
                 for (mark, rule) in marks.iter_mut().zip(policy.rules()) {
@@ -199,8 +206,12 @@ fn read_acquired(
 }
 
 fn denial(reader: &mut Reader<'_>, policy: &Policy) -> Result<Denial, StoreError> {
-    let (hint_ms, lease_blocked) = (reader.number()?, reader.flag()?);
-    let by = usize::try_from(reader.number()?).unwrap_or(usize::MAX);
+    Ok(denial_of(reader.number()?, reader.flag()?, reader.number()?, policy))
+}
+
+/// A denial, with the number of the rule that denies, from 1.
+fn denial_of(hint_ms: u64, lease_blocked: bool, by: u64, policy: &Policy) -> Denial {
+    let by = usize::try_from(by).unwrap_or(usize::MAX);
     let rule = by.checked_sub(1).and_then(|at| policy.rules().get(at)).map(|rule| rule.key().clone());
-    Ok(Denial { hint_ms, lease_blocked, rule })
+    Denial { hint_ms, lease_blocked, rule }
 }

@@ -169,27 +169,27 @@ impl Request {
         places: &mut Places<'_>,
     ) -> Vec<u8> {
         let mut packer = Packer::with_capacity(256 + own.bytes.len());
-        packer.array(18);
+        // Values one after another, with no list around them: a table would cost the script more than they do.
         match parts.sequence {
             Some(sequence) => {
                 write_sequence(&mut packer, sequence.number);
                 packer.some_number(sequence.not_after.map(|moment| moment.micros()));
             }
             None => {
-                packer.absent().no_number();
+                packer.absent().number(0).no_number();
             }
         }
         write_restore(&mut packer, parts.restore);
         write_releases(&mut packer, if self.released.is_ok() { parts.releases } else { &[] });
         let settlements = if self.settled.is_ok() { parts.settlements } else { &[] };
-        packer.array(settlements.len() * 5);
+        packer.list(settlements.len() * 5);
         for settlement in settlements {
             packer.text(settlement.rule.as_str());
             packer.number(places.of(&mut self.keys, &settlement.rule, settlement.identity.as_ref()));
             packer.number(settlement.granted_at.millis()).number(settlement.cost).number(settlement.actual);
         }
         let observations = if self.observed.is_ok() { parts.observations } else { &[] };
-        packer.array(observations.len() * 6);
+        packer.list(observations.len() * 6);
         for seen in observations {
             packer.text(seen.rule.as_str());
             packer.number(places.of(&mut self.keys, &seen.rule, seen.identity.as_ref()));
@@ -197,7 +197,7 @@ impl Request {
             packer.number(seen.granted_at.millis()).number(seen.mark);
         }
         let renewals = if self.renewed.is_ok() { parts.renewals } else { &[] };
-        packer.array(renewals.len() * 3);
+        packer.list(renewals.len() * 3);
         for renewal in renewals {
             write_token(&mut packer, renewal.token);
         }
@@ -210,12 +210,12 @@ impl Request {
             packer.absent();
         }
         let hand_overs = if self.handed_over.is_ok() { parts.hand_overs } else { &[] };
-        packer.array(hand_overs.len());
+        packer.list(hand_overs.len());
         for hand_over in hand_overs {
             packer.some_text(hand_over.class.as_ref().map(Name::as_str));
         }
         self.write_acquires(&mut packer, parts, places);
-        packer.array(parts.queues.len() * 3);
+        packer.list(parts.queues.len() * 3);
         for queue in parts.queues {
             packer.some_text(queue.class.as_ref().map(Name::as_str));
             packer.number(queue.line.waiting.into()).number(queue.line.waited_ms);
@@ -246,27 +246,27 @@ impl Request {
     }
 
     fn write_acquires(&mut self, packer: &mut Packer, parts: &Parts<'_>, places: &mut Places<'_>) {
-        packer.array(parts.acquires.len());
+        packer.list(parts.acquires.len());
         for (asked, verdict) in parts.acquires.iter().zip(&self.acquired) {
             let class = asked.class().map(Name::as_str);
             if verdict.is_err() {
                 packer.array(2).some_text(class).no_number();
                 continue;
             }
-            packer.array(5).some_text(class);
             match asked {
                 Asked::Prefix(request) => {
-                    packer.number(request.line.waiting.into()).number(request.line.waited_ms).number(0);
                     let runs = runs(request);
-                    packer.array(runs.len());
+                    packer.array(4 + runs.len() * (1 + self.deciding.rules().len())).some_text(class);
+                    packer.number(request.line.waiting.into()).number(request.line.waited_ms).number(0);
                     for (count, costs) in runs {
-                        packer.array(2).number(count).array(self.deciding.rules().len());
+                        packer.number(count);
                         for rule in self.deciding.rules() {
                             packer.number(costs.of(rule.name()));
                         }
                     }
                 }
                 Asked::Scoped(request) => {
+                    packer.array(5).some_text(class);
                     packer.number(request.line.waiting.into()).number(request.line.waited_ms).number(1);
                     packer.array(request.jobs.len());
                     for job in &request.jobs {
@@ -284,7 +284,7 @@ impl Request {
 
 /// A number of all 64 bits, in two halves: a script's own numbers are exact below 2^53.
 fn write_sequence(packer: &mut Packer, number: u64) {
-    packer.array(2).number(number >> 32).number(number & 0xffff_ffff);
+    packer.number(number >> 32).number(number & 0xffff_ffff);
 }
 
 fn check_hand_overs(parts: &Parts<'_>, deciding: &Result<Arc<Policy>, StoreError>) -> Verdict {
@@ -338,22 +338,40 @@ fn write_restore(packer: &mut Packer, restore: Option<&Restore>) {
 }
 
 fn write_releases(packer: &mut Packer, releases: &[Release]) {
-    packer.array(releases.len() * 5);
-    for release in releases {
-        write_token(packer, release.token);
-        packer.number(match release.outcome {
-            Outcome::Success => 0,
-            Outcome::Throttled => 1,
-            Outcome::Failure => 2,
-        });
-        packer.some_number(release.retry_after_ms);
+    if releases.is_empty() {
+        packer.absent();
+        return;
     }
+    let mut doubles = Vec::with_capacity(releases.len() * 5);
+    for Release { token, outcome, retry_after_ms } in releases {
+        let outcome = match outcome {
+            Outcome::Success => 0.0,
+            Outcome::Throttled => 1.0,
+            Outcome::Failure => 2.0,
+        };
+        let slot = if is_given(*token) { f64::from(token.slot) } else { -1.0 };
+        doubles.extend([slot, double(token.fence), double(token.epoch.0), outcome]);
+        doubles.push(retry_after_ms.map_or(-1.0, double));
+    }
+    packer.doubles(&doubles);
+}
+
+/// A number as a script has it, which is exact below 2^53; a larger one is taken as the largest of those.
+fn double(number: u64) -> f64 {
+    number.min(EXACT - 1) as f64
+}
+
+/// Whether a store can have given a token.
+fn is_given(token: Token) -> bool {
+    token.fence < EXACT && token.epoch.0 < EXACT
 }
 
 /// A token; one that no store has given names no slot.
 fn write_token(packer: &mut Packer, token: Token) {
-    let given = token.fence < EXACT && token.epoch.0 < EXACT;
-    packer.some_number(given.then_some(token.slot.into())).number(token.fence).number(token.epoch.0);
+    packer
+        .some_number(is_given(token).then_some(token.slot.into()))
+        .number(token.fence)
+        .number(token.epoch.0);
 }
 
 pub(crate) fn write_offer<'a, P: Storable>(packer: &'a mut Packer, own: &Stored<P>) -> &'a mut Packer {
