@@ -330,6 +330,7 @@ impl Leases {
         live.then_some(token.slot)
     }
 
+    #[inline]
     fn occupy(&mut self, (at, epoch, fence): (u32, Epoch, u64), terms: Terms<'_>) {
         self.grow_to(at);
         let slot = &mut self.slots[at as usize];
@@ -348,6 +349,7 @@ impl Leases {
         self.count += 1;
     }
 
+    #[inline]
     fn free(&mut self, at: u32) {
         let phase = self.slots[at as usize].phase;
         match phase {

@@ -51,8 +51,9 @@ mod renew;
 mod restore;
 mod run;
 mod state;
+mod table;
 
-pub(crate) use acquiring::Acquiring;
+pub(crate) use acquiring::{Acquiring, Admitting, Face};
 pub(crate) use local::Fallback;
 pub(crate) use permit::{Permit, Watch};
 
@@ -184,6 +185,7 @@ impl Driver {
     }
 
     /// Asks for a permit. Everything that needs no waiting is done by the first poll.
+    #[inline]
     pub(crate) fn acquire(self: &Arc<Self>, ask: Ask) -> Acquiring {
         Acquiring::new(Arc::clone(self), ask)
     }

@@ -10,7 +10,7 @@ use tidegate_core::{Bound, Class, Invalid, Name, Policy, Store, Token, limit::Li
 use crate::{
     AcquireError, Aimd, BuildError, Growth, LeaseLost, Release,
     call::{AlwaysFailure, Start, WithPermit},
-    driver::{Acquiring, Ask, Fallback, Permit},
+    driver::{Acquiring, Admitting, Ask, Face, Fallback, Permit},
     handle::{Handle, Options, queue_setters},
 };
 
@@ -145,9 +145,8 @@ impl AdaptiveSemaphore {
     /// store at once.
     ///
     /// Spec: AS-8, AS-12.
-    pub async fn acquire(&self, acquire: Acquire) -> Result<Lease, AcquireError> {
-        let ask = self.ask(acquire)?;
-        self.handle.acquire(ask).await.map(|permit| Lease { permit })
+    pub fn acquire(&self, acquire: Acquire) -> impl Future<Output = Result<Lease, AcquireError>> + Send {
+        Admitting::new(&self.handle, self.ask(acquire))
     }
 
     /// Tries once, in no class: it waits for no room, only for the store's answer. It does not overtake those that wait.
@@ -157,9 +156,9 @@ impl AdaptiveSemaphore {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(&self) -> Result<Lease, AcquireError> {
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Lease, AcquireError>> + Send {
         let ask = Ask { job: None, class: None, priority: 0, timeout: Duration::ZERO };
-        self.handle.acquire(ask).await.map(|permit| Lease { permit })
+        Admitting::new(&self.handle, Ok(ask))
     }
 
     /// Runs `call` while holding a lease: one attempt, no retries. Releases with `Success`, or with what
@@ -404,6 +403,12 @@ pub struct SemaphoreState {
 #[must_use = "dropping a lease releases it as a failure"]
 pub struct Lease {
     permit: Permit,
+}
+
+impl Face for Lease {
+    fn of(permit: Permit) -> Self {
+        Self { permit }
+    }
 }
 
 impl Lease {

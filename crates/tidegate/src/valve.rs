@@ -14,7 +14,7 @@ use tokio::sync::broadcast;
 use crate::{
     AcquireError, BuildError, ControlError, LeaseLost, Release,
     call::{AlwaysFailure, Start, WithPermit},
-    driver::{Acquiring, Ask, Fallback, Permit as DriverPermit},
+    driver::{Acquiring, Admitting, Ask, Face, Fallback, Permit as DriverPermit},
     event::Event,
     handle::{Handle, Options, queue_setters},
     semaphore::{Adaptive, TIMEOUT},
@@ -100,9 +100,8 @@ impl Valve {
     /// same, or its slot and its cost go back to the store at once.
     ///
     /// Spec: VA-1, VA-2, VA-8.
-    pub async fn acquire(&self, job: Job) -> Result<Permit, AcquireError> {
-        let ask = self.ask(job)?;
-        self.handle.acquire(ask).await.map(|permit| Permit { permit })
+    pub fn acquire(&self, job: Job) -> impl Future<Output = Result<Permit, AcquireError>> + Send {
+        Admitting::new(&self.handle, self.ask(&job, job.timeout))
     }
 
     /// Tries once, whatever the job's timeout: it waits for no room, only for the store's answer.
@@ -114,9 +113,8 @@ impl Valve {
     /// As [`acquire`](Self::acquire).
     ///
     /// Spec: VA-1.
-    pub async fn try_acquire(&self, job: Job) -> Result<Permit, AcquireError> {
-        let ask = self.ask(job.timeout(Duration::ZERO))?;
-        self.handle.acquire(ask).await.map(|permit| Permit { permit })
+    pub fn try_acquire(&self, job: Job) -> impl Future<Output = Result<Permit, AcquireError>> + Send {
+        Admitting::new(&self.handle, self.ask(&job, Duration::ZERO))
     }
 
     /// Waits for a permit and runs `call` under it: one attempt, no retries. Each attempt of a retry around it is
@@ -141,28 +139,37 @@ impl Valve {
 
     /// A wait for a permit; it outlives this handle.
     pub(crate) fn acquiring(&self, job: Job) -> Result<Acquiring, AcquireError> {
-        self.ask(job).map(|ask| self.handle.acquire(ask))
+        self.ask(&job, job.timeout).map(|ask| self.handle.acquire(ask))
     }
 
-    fn ask(&self, job: Job) -> Result<Ask, AcquireError> {
+    /// Looks at the job where it is: moving it about takes as long as what the store decides.
+    #[inline]
+    fn ask(&self, job: &Job, timeout: Duration) -> Result<Ask, AcquireError> {
+        if job.each == 1 && job.named.is_empty() && job.scopes.is_empty() && job.class.is_none() {
+            return Ok(Ask { job: None, class: None, priority: job.priority, timeout });
+        }
+        self.ask_in_full(job, timeout)
+    }
+
+    fn ask_in_full(&self, job: &Job, timeout: Duration) -> Result<Ask, AcquireError> {
         let refused = |invalid: Invalid| AcquireError::from_store(&self.handle.member.id, invalid.into());
-        let class = job.class.map(|class| Name::new("class", class)).transpose().map_err(refused)?;
+        let class = job.class.as_ref().map(|class| Name::new("class", class)).transpose().map_err(refused)?;
         let is_unit = job.each == 1 && job.named.is_empty() && job.scopes.is_empty();
         let job_spec = if is_unit {
             None
         } else {
             let mut costs = Costs { each: job.each, named: Vec::with_capacity(job.named.len()) };
-            for (rule, cost) in job.named {
-                costs.named.push((Name::new("cost", rule).map_err(refused)?, cost));
+            for (rule, cost) in &job.named {
+                costs.named.push((Name::new("cost", rule).map_err(refused)?, *cost));
             }
             let mut scopes = Vec::with_capacity(job.scopes.len());
-            for (scope, identity) in job.scopes {
+            for (scope, identity) in &job.scopes {
                 let scope = Name::new("scope", scope).map_err(refused)?;
                 scopes.push((scope, Identity::new(identity).map_err(refused)?));
             }
             Some(Arc::new(ScopedJob { costs, scopes }))
         };
-        Ok(Ask { job: job_spec, class, priority: job.priority, timeout: job.timeout })
+        Ok(Ask { job: job_spec, class, priority: job.priority, timeout })
     }
 
     /// Pauses the whole fleet, and this process even when the store is away. Never shortens a running pause. One that is
@@ -501,6 +508,12 @@ impl Events {
 #[must_use = "dropping a permit releases it as a failure"]
 pub struct Permit {
     permit: DriverPermit,
+}
+
+impl Face for Permit {
+    fn of(permit: DriverPermit) -> Self {
+        Self { permit }
+    }
 }
 
 impl Permit {

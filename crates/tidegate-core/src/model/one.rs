@@ -344,6 +344,7 @@ impl IdModel {
     // ---- in brief --------------------------------------------------------------------------------------------------
 
     /// As [`SyncPath::acquire_one`](crate::SyncPath::acquire_one), at `clock`.
+    #[inline]
     pub fn acquire_one(&mut self, clock: Moment, member: &Member, tier: usize, known: u64) -> Option<Brief> {
         let pinned = self.pinned()?;
         let plain = tier <= member.policy.classes().len()
@@ -369,14 +370,15 @@ impl IdModel {
         let mut marks = Marks::default();
         pinned.spend(step.ms, policy, &UNIT, &mut marks);
         pinned.used_ms = step.ms;
-        let lease = leased.then(|| {
+        let lease = if leased {
             let ends_ms = step.after(policy.lease_ttl_ms());
             let terms = Terms { tier, owner: &member.owner, now_ms: step.ms, ends_ms };
-            pinned.leases.grant(life.epoch, step.now.micros(), terms)
-        });
-        if let Some(lease) = lease {
+            let lease = pinned.leases.grant(life.epoch, step.now.micros(), terms);
             self.last_fence = lease.fence;
-        }
+            Some(lease)
+        } else {
+            None
+        };
         let head = self.news(step, known);
         Some(Brief { now: step.now, grant: Some(Grant { lease, marks }), seen: self.seen, head })
     }
@@ -392,6 +394,7 @@ impl IdModel {
     /// As [`release_one`](Self::release_one), at the last moment that was seen. None, with nothing changed, where it could
     /// come to something else at a later one: where someone waits, where the limit may move or the slot rests, and where
     /// the lease is not live.
+    #[inline]
     pub fn release_at_last(&mut self, release: &Release, known: u64) -> Option<Brief> {
         if self.seen != known || self.check_layout().is_err() {
             return None;
@@ -409,6 +412,7 @@ impl IdModel {
     }
 
     /// How the id stands, where that is not what is known.
+    #[inline]
     fn news(&self, step: Step, known: u64) -> Option<Box<Head>> {
         let is_new = self.seen != known || step.stepped_back_ms > 0;
         is_new.then(|| Box::new(self.head(step)))
@@ -666,6 +670,7 @@ impl IdModel {
 
     /// Whether the pin was without use for so long that it is forgotten. It outlives rate state: a level that is not at
     /// rest and a pause keep it, however long they take.
+    #[inline]
     fn is_outlived(&self, now_ms: u64) -> bool {
         let Some(life) = &self.life else { return false };
         let used_ms = life.pinned.as_ref().map_or(life.born_ms, |pinned| pinned.used_ms);
@@ -1266,6 +1271,7 @@ impl Pinned {
     }
 
     /// How many more leases a tier may take, with `withheld` counted as taken.
+    #[inline]
     fn room(&self, tier: usize, withheld: &PerTier) -> u32 {
         let limit = self.limit_value().unwrap_or(u32::MAX);
         if let ([], [withheld, ..]) = (self.policy.classes(), withheld) {
@@ -1312,6 +1318,7 @@ impl Pinned {
         longest.map(rate_denial)
     }
 
+    #[inline]
     fn spend(&mut self, now_ms: u64, policy: &Policy, costs: &Costs, marks: &mut Marks) {
         for (index, rule) in policy.rules().iter().enumerate() {
             marks.push(self.levels.own(index).map_or(0, |level| {

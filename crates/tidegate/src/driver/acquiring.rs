@@ -7,6 +7,7 @@
 
 use std::{
     future::Future,
+    marker::PhantomData,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -38,10 +39,16 @@ pub(crate) struct Acquiring {
 
 enum Stage {
     New(Ask),
-    Waiting { key: usize, since: Moment },
+    /// What was asked for is nothing that can be.
+    Refused(Box<AcquireError>),
+    Waiting {
+        key: usize,
+        since: Moment,
+    },
 }
 
 impl Acquiring {
+    #[inline]
     pub(super) fn new(driver: Arc<Driver>, ask: Ask) -> Self {
         Self { driver: Some(driver), stage: Stage::New(ask), tier: 0 }
     }
@@ -62,6 +69,10 @@ impl Acquiring {
     }
 
     fn go_on(&mut self, context: &Context<'_>) -> Poll<Result<Permit, AcquireError>> {
+        if let Stage::Refused(error) = &self.stage {
+            self.driver = None;
+            return Poll::Ready(Err((**error).clone()));
+        }
         match self.begin() {
             Begun::Ended(ended) => return self.end(ended),
             Begun::Refused(error) => {
@@ -135,7 +146,7 @@ impl Acquiring {
 
     fn record_end(&self, driver: &Driver, ended: &Result<usize, AcquireError>) {
         let waited = match &self.stage {
-            Stage::New(_) => Duration::ZERO,
+            Stage::New(_) | Stage::Refused(_) => Duration::ZERO,
             Stage::Waiting { since, .. } => driver.clock.now().since(*since),
         };
         let ended = match ended {
@@ -162,6 +173,40 @@ impl Future for Acquiring {
             Some(permit) => Poll::Ready(Ok(permit)),
             None => self.go_on(context),
         }
+    }
+}
+
+/// A permit as people see it.
+pub(crate) trait Face {
+    fn of(permit: Permit) -> Self;
+}
+
+/// The wait for one. An async function would keep its arguments beside it, and move it about.
+#[must_use = "futures do nothing unless polled"]
+pub(crate) struct Admitting<P> {
+    acquiring: Acquiring,
+    permit: PhantomData<fn() -> P>,
+}
+
+impl<P> Admitting<P> {
+    /// Asks for a permit, where what was asked for can be. Nothing is done before the first poll.
+    #[inline]
+    pub(crate) fn new(driver: &Arc<Driver>, asked: Result<Ask, AcquireError>) -> Self {
+        let stage = match asked {
+            Ok(ask) => Stage::New(ask),
+            Err(error) => Stage::Refused(Box::new(error)),
+        };
+        let acquiring = Acquiring { driver: Some(Arc::clone(driver)), stage, tier: 0 };
+        Self { acquiring, permit: PhantomData }
+    }
+}
+
+impl<P: Face> Future for Admitting<P> {
+    type Output = Result<P, AcquireError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.acquiring).poll(context).map_ok(P::of)
     }
 }
 
@@ -407,7 +452,7 @@ impl Driver {
     }
 
     /// Counts a grant that its asker takes at once.
-    #[inline]
+    #[inline(always)]
     fn taken(
         &self,
         state: &mut State,

@@ -396,7 +396,7 @@ impl Driver {
         let deadline = sent.plus(state.lease_ttl);
         let live: HashMap<_, _> = live.iter().copied().collect();
         let mut lost = Vec::new();
-        for (key, held) in &mut state.held {
+        for (key, held) in state.held.iter_mut() {
             match live.get(&held.token) {
                 Some(true) => held.deadline = held.deadline.max(deadline),
                 Some(false) if !held.lost => lost.push(key),
@@ -510,7 +510,7 @@ impl Driver {
     }
 
     /// Makes a grant into what a permit is made of, and begins to look after its lease.
-    #[inline]
+    #[inline(always)]
     pub(super) fn granted(
         &self,
         state: &mut State,
@@ -523,15 +523,16 @@ impl Driver {
         // Alone, nobody counts leases; but a store that comes back will.
         let uncounted = self.member.policy.bound().map(|_| UNCOUNTED);
         let lease = if local { uncounted } else { grant.lease };
-        let held = lease.map(|token| {
+        let mut held = None;
+        if let Some(token) = lease {
             if !local {
                 self.ensure_renewing(state);
             }
             let stamp = state.stamp();
             let deadline = sent.plus(state.lease_ttl);
-            let held = Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() };
-            state.held.insert(held)
-        });
+            let lease = Held { stamp, tier, token, local, deadline, lost: false, wakers: Vec::new() };
+            held = Some(state.held.insert(lease));
+        }
         Granted {
             tier,
             job,
@@ -557,8 +558,8 @@ impl Driver {
     /// Gives back a grant that no one took: its slot at once, and its cost.
     pub(super) fn give_back(&self, state: &mut State, granted: Granted, now: Moment) {
         self.settle_back(state, &granted);
-        if let Some(held) = granted.held.and_then(|key| state.held.try_remove(key)) {
-            self.release_held(state, &held, failure(held.token), now);
+        if let Some(held) = granted.held.and_then(|key| state.held.remove(key)) {
+            self.release_held(state, held.local, failure(held.token), now);
         }
     }
 
@@ -589,8 +590,8 @@ impl Driver {
     }
 
     /// Has a lease released.
-    pub(super) fn release_held(&self, state: &mut State, held: &Held, release: Release, now: Moment) {
-        if !held.local {
+    pub(super) fn release_held(&self, state: &mut State, local: bool, release: Release, now: Moment) {
+        if !local {
             state.outbox.release(release, now);
         } else if release.outcome == Outcome::Throttled && self.member.policy.adaptive().is_some() {
             // The store never knew of the lease, but the fleet is to know that the remote pushed back.
@@ -811,7 +812,12 @@ fn met(
     }
 }
 
-fn line_state(line: &Line, trying: usize, waiters: &slab::Slab<super::Waiter>, now: Moment) -> LineState {
+fn line_state(
+    line: &Line,
+    trying: usize,
+    waiters: &super::table::Table<super::Waiter>,
+    now: Moment,
+) -> LineState {
     let head = line.head().and_then(|key| waiters.get(key));
     let denied_at = head.and_then(|waiter| waiter.denied_at);
     LineState {

@@ -16,7 +16,7 @@ use tidegate_core::{
 
 use super::{
     Driver,
-    state::{Granted, Held, State},
+    state::{Granted, State},
 };
 use crate::{LeaseLost, Trouble};
 
@@ -103,19 +103,24 @@ impl Permit {
         }
         let driver = &*self.driver;
         let mut state = driver.lock();
-        let Some(granted) = state.issued.try_remove(key) else { return };
-        let tier = granted.tier;
+        let Some(granted) = state.issued.get(key) else { return };
+        let (tier, lease, since) = (granted.tier, granted.held, granted.since);
         state.in_flight[tier] -= 1;
         driver.note_load(&mut state, tier);
-        let held = granted.held.and_then(|key| state.held.try_remove(key));
         if made == Use::Unmade {
-            driver.settle_back(&mut state, &granted);
+            if let Some(granted) = state.issued.remove(key) {
+                driver.settle_back(&mut state, &granted);
+            }
             driver.stir(&mut state);
+        } else {
+            // Where it is: moving it out would take as long as the store does.
+            state.issued.clear(key);
         }
-        if let Some(held) = held {
+        let held = lease.and_then(|key| state.held.get(key).map(|held| (key, held.token, held.local)));
+        if let Some((key, token, local)) = held {
+            state.held.clear(key);
             let retry_after_ms = retry_after.map(time::ceil_millis);
-            let release = Release { token: held.token, outcome, retry_after_ms };
-            driver.let_go(&mut state, &held, release);
+            driver.let_go(&mut state, local, Release { token, outcome, retry_after_ms });
         } else if (driver.local_limit.is_some() || state.local.is_some()) && !state.waiters.is_empty() {
             let now = driver.clock.now();
             for line in &mut state.lines {
@@ -130,7 +135,7 @@ impl Permit {
         }
         if driver.hooks.records() {
             let class = driver.member.policy.class(tier).map(tidegate_core::Name::as_str);
-            let hold = driver.clock.now().since(granted.since);
+            let hold = driver.clock.now().since(since);
             driver.hooks.record(&driver.member.id, |recorder| recorder.released(class, outcome, hold));
         }
     }
@@ -204,9 +209,9 @@ impl Permit {
 
 impl Driver {
     /// Has a lease given back: on the spot, where the store decides on the spot and nobody waits.
-    fn let_go(&self, state: &mut State, held: &Held, release: Release) {
-        let alone =
-            state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !held.local;
+    #[inline]
+    fn let_go(&self, state: &mut State, local: bool, release: Release) {
+        let alone = state.waiters.is_empty() && state.away.is_none() && state.outbox.is_empty() && !local;
         let in_brief = self.brief.as_deref().filter(|_| alone);
         if let Some(brief) = in_brief.and_then(|store| store.release_one(&release, state.seen)) {
             return self.take_brief(state, &brief);
@@ -218,7 +223,7 @@ impl Driver {
             self.take_head(state, &reply.head, now, now);
         } else {
             let now = self.clock.now();
-            self.release_held(state, held, release, now);
+            self.release_held(state, local, release, now);
             self.stir(state);
         }
     }

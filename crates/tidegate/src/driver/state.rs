@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use slab::Slab;
 use tidegate_core::{
     Epoch, Exchange, Limit, Marks, Member, Policy, ScopedJob, Subscription, Token, time::LONGEST,
     time::Moment,
@@ -20,12 +19,13 @@ use super::{
     notice::Notice,
     outbox::Outbox,
     queue::{Line, Place},
+    table::Table,
 };
 use crate::{AcquireError, LastCause};
 
 pub(super) struct State {
     pub(super) lines: Vec<Line>,
-    pub(super) waiters: Slab<Waiter>,
+    pub(super) waiters: Table<Waiter>,
     /// How many of each line try once.
     pub(super) trying: Vec<usize>,
     deadlines: BTreeSet<(Moment, usize)>,
@@ -33,9 +33,9 @@ pub(super) struct State {
     /// operation, or over already.
     owed: BTreeSet<(Moment, usize)>,
     arrivals: u64,
-    pub(super) held: Slab<Held>,
+    pub(super) held: Table<Held>,
     /// What is known of the permits that were handed out.
-    pub(super) issued: Slab<Granted>,
+    pub(super) issued: Table<Granted>,
     pub(super) in_flight: Vec<u32>,
     pub(super) outbox: Outbox,
     /// The exchange under way, or the one whose answer was lost.
@@ -190,13 +190,13 @@ impl State {
         };
         Self {
             lines: (0..tiers).map(|_| Line::new(policy)).collect(),
-            waiters: Slab::new(),
+            waiters: Table::new(),
             trying: vec![0; tiers],
             deadlines: BTreeSet::new(),
             owed: BTreeSet::new(),
             arrivals: 0,
-            held: Slab::new(),
-            issued: Slab::new(),
+            held: Table::new(),
+            issued: Table::new(),
             in_flight: vec![0; tiers],
             outbox: Outbox::default(),
             flying: None,
@@ -326,7 +326,7 @@ impl State {
         if self.waiters.get(key).is_some_and(|waiter| waiter.ended.is_none()) {
             self.leave(key);
         }
-        self.waiters.try_remove(key)
+        self.waiters.remove(key)
     }
 
     /// Those whose timeout is over, but for those that are owed an answer.
