@@ -30,21 +30,18 @@ const PERMITS: usize = 1_000;
 const PLENTY: NonZeroU32 = NonZeroU32::MIN.saturating_add(1_000_000_000);
 
 /// Takes a permit of tokio's semaphore and gives it back.
-#[must_use]
 pub fn tokio_semaphore() -> impl Fn() + Clone + Send + 'static {
     let semaphore = Arc::new(tokio::sync::Semaphore::new(PERMITS));
     move || drop(semaphore.try_acquire().expect("there are permits"))
 }
 
 /// Asks governor for one cell under one quota.
-#[must_use]
 pub fn governor() -> impl Fn() + Clone + Send + 'static {
     let limiter = Arc::new(governor::RateLimiter::direct(governor::Quota::per_second(PLENTY)));
     move || limiter.check().expect("there is plenty")
 }
 
 /// Asks governor for one cell of one of so many names, one after another.
-#[must_use]
 pub fn governor_keyed(keys: usize) -> impl Fn() + Clone + Send + 'static {
     let limiter = Arc::new(governor::RateLimiter::keyed(governor::Quota::per_second(PLENTY)));
     let keys: Arc<[String]> = (0..keys.max(1)).map(|key| format!("tenant-{key}")).collect();
@@ -60,7 +57,6 @@ pub fn governor_keyed(keys: usize) -> impl Fn() + Clone + Send + 'static {
 ///
 /// It is in its mode of backpressure, which is how tower means a limit: a permit is taken when the service is asked
 /// whether it is ready. The mode that refuses sets up a timer for each call.
-#[must_use]
 pub fn tower_resilience_bulkhead() -> impl Fn() + Clone + Send + 'static {
     let layer = BulkheadLayer::builder().max_concurrent_calls(PERMITS).backpressure().build();
     through(tower::Layer::layer(&layer.expect("it is valid"), Inner))
@@ -68,7 +64,6 @@ pub fn tower_resilience_bulkhead() -> impl Fn() + Clone + Send + 'static {
 
 /// Calls a service through the rate limiter of tower-resilience, with its fixed window, which it calls the most
 /// efficient.
-#[must_use]
 pub fn tower_resilience_ratelimit() -> impl Fn() + Clone + Send + 'static {
     let limit = usize::try_from(PLENTY.get()).expect("it fits");
     let layer = RateLimiterLayer::builder().limit_for_period(limit).refresh_period(SECOND).build();
@@ -76,21 +71,18 @@ pub fn tower_resilience_ratelimit() -> impl Fn() + Clone + Send + 'static {
 }
 
 /// Calls a service through the circuit breaker of tower-resilience, closed, with its own defaults.
-#[must_use]
 pub fn tower_resilience_circuit_breaker() -> impl Fn() + Clone + Send + 'static {
     let layer = CircuitBreakerLayer::builder().build().expect("it is valid");
     through(tower::Layer::layer(&layer, Inner))
 }
 
 /// Calls a function through recloser, closed.
-#[must_use]
 pub fn recloser() -> impl Fn() + Clone + Send + 'static {
     let breaker = Arc::new(recloser::Recloser::custom().error_rate(0.5).closed_len(100).build());
     move || breaker.call(|| Ok::<(), ()>(())).expect("it is closed")
 }
 
 /// Calls a function through failsafe, closed.
-#[must_use]
 pub fn failsafe() -> impl Fn() + Clone + Send + 'static {
     let policy = failsafe::failure_policy::consecutive_failures(5, failsafe::backoff::constant(SECOND));
     let breaker = failsafe::Config::new().failure_policy(policy).build();

@@ -31,6 +31,8 @@ pub(crate) async fn exact(options: &Options) -> Result<Limitador> {
 
 /// An admission asks only this process, which writes to Redis behind it: with its own defaults, a write a second.
 pub(crate) async fn cached(options: &Options) -> Result<Limitador> {
+    // With 1,000 keys its process stopped for good: it can wait for a permit while it holds a lock of its counters.
+    ensure!(options.keys == 1, "limitador's cache stops for good when many keys are new at once");
     Limitador::over(options, Box::new(CachedRedisStorageBuilder::new(&options.redis).build().await?))
 }
 

@@ -16,18 +16,31 @@ mod throttled;
 mod tidegate;
 mod works;
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 use clap::Parser as _;
 use serde_json::Value;
 
 use crate::options::{Options, Peer, Work};
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(result) => {
+            println!("{result}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("peer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<Value> {
     let options = Options::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(contend(&options))?;
-    println!("{result}");
-    Ok(())
+    runtime.block_on(contend(&options))
 }
 
 async fn contend(options: &Options) -> Result<Value> {
