@@ -39,7 +39,11 @@ pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
             file: "pairs.svg",
             title: "Acquire and release on Redis, one process: pairs per second (more is better)",
             unit: "per s",
-            works: vec![("1 task", pairs(1, 64)), ("64 tasks", pairs(64, 64)), ("512 tasks", pairs(512, 512))],
+            works: vec![
+                ("1 task", pairs(1, 64)),
+                ("64 tasks", pairs(64, 64)),
+                ("512 tasks", pairs(512, 512)),
+            ],
             logarithmic: true,
         },
         Chart {
@@ -94,7 +98,10 @@ impl Chart {
                 let own = bar.contender == "tidegate" || self.file == "growth.svg";
                 let color = if own { OWN } else { OTHER };
                 area.draw(&Text::new(bar.contender.as_str(), at(24, y + 6)?, text(13)))?;
-                area.draw(&Rectangle::new([at(LABELS, y + 3)?, at(LABELS + length, y + ROW - 5)?], color.filled()))?;
+                area.draw(&Rectangle::new(
+                    [at(LABELS, y + 3)?, at(LABELS + length, y + ROW - 5)?],
+                    color.filled(),
+                ))?;
                 let value = format!("{} {}", grouped(bar.value), self.unit);
                 area.draw(&Text::new(value, at(LABELS + length + 8, y + 6)?, text(13)))?;
                 y += ROW;

@@ -48,7 +48,11 @@ fn main() -> Result<ExitCode> {
     if let Some(folder) = &arguments.charts {
         chart::write(folder, &report)?;
     }
-    if arguments.json { println!("{}", report.json()?) } else { print!("{report}") }
+    if arguments.json {
+        println!("{}", report.json()?)
+    } else {
+        print!("{report}")
+    }
     Ok(if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Scale {
 }
 
 pub(crate) const QUICK: Scale =
-    Scale { rounds: 3, seconds: 1.0, long: 6.0, openings: 60, kills: 5, seeds: 3 };
+    Scale { rounds: 3, seconds: 1.0, long: 4.0, openings: 60, kills: 5, seeds: 3 };
 pub(crate) const FULL: Scale =
     Scale { rounds: 7, seconds: 2.0, long: 20.0, openings: 150, kills: 10, seeds: 10 };
 

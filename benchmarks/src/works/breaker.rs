@@ -121,7 +121,13 @@ pub(super) async fn changes(suite: &Suite<'_>, report: &mut Report) -> Result<()
     }
     let took = follow(suite.server, &down, suite.scale.kills)?;
     report.measured("another leader after SIGKILL: p50", "tidegate", "s", &[percentile(&took, 0.5)]);
-    report.figure("T13", "another leader after SIGKILL, the longest", "s", Bound::AtMost(2.5), &[percentile(&took, 1.0)]);
+    report.figure(
+        "T13",
+        "another leader after SIGKILL, the longest",
+        "s",
+        Bound::AtMost(2.5),
+        &[percentile(&took, 1.0)],
+    );
     Ok(())
 }
 

@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tidegate::{MemoryStore, Outcome, Rule, Store};
 use tidegate_core::{
-    Acquire, AcquireRequest, Acquired, Bound as Leases, DriverId, Exchange, Id, Identity, Job, Line, Member, Name,
-    OnSuperseded, Owner, Policy, Release, ScopedJob, ScopedRequest, Sequence, Token,
+    Acquire, AcquireRequest, Acquired, Bound as Leases, DriverId, Exchange, Id, Identity, Job, Line, Member,
+    Name, OnSuperseded, Owner, Policy, Release, ScopedJob, ScopedRequest, Sequence, Token,
 };
 use tidegate_fleet::servers::redis::{Options, Redis};
 use tidegate_redis::RedisStore;
@@ -21,7 +21,7 @@ use tidegate_redis::RedisStore;
 use super::{Suite, semaphores::server_micros};
 use crate::{
     figure::{Bound, Report},
-    stats::median,
+    stats::{float, median},
 };
 
 const LONG: Duration = Duration::from_secs(3_600);
@@ -52,7 +52,11 @@ impl Client {
     /// Gives back the newest lease, if it has one and `releases`, and asks for so many jobs.
     async fn step(&mut self, store: &dyn Store, releases: bool, jobs: usize) -> Result<()> {
         let acquire = match self.identities {
-            None => Acquire::Prefix(AcquireRequest { class: None, jobs: vec![Job::default(); jobs], line: Line::default() }),
+            None => Acquire::Prefix(AcquireRequest {
+                class: None,
+                jobs: vec![Job::default(); jobs],
+                line: Line::default(),
+            }),
             Some(count) => scoped((0..jobs).map(|_| fastrand::u64(..count)))?,
         };
         self.exchange(store, releases, acquire).await
@@ -116,14 +120,21 @@ impl Place {
         Ok(Self { store, server: Some(server) })
     }
 
-    /// Microseconds of one exchange of one of these clients, drawn at random.
-    async fn cost(&self, clients: &mut [Client], times: u32) -> Result<f64> {
+    /// How much memory its server has in use.
+    fn bytes(server: &Redis) -> Result<f64> {
+        let info: String = redis::cmd("INFO").arg("memory").query(&mut server.connection()?)?;
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        Ok(line.context("it says how much memory is in use")?.trim().parse()?)
+    }
+
+    /// Microseconds of one exchange of one of the first `of` of these clients, drawn at random.
+    async fn cost(&self, clients: &mut [Client], of: usize, times: u32) -> Result<f64> {
         if let Some(server) = &self.server {
             server.command(&["CONFIG", "RESETSTAT"])?;
         }
         let start = Instant::now();
         for _ in 0..times {
-            let at = fastrand::usize(..clients.len());
+            let at = fastrand::usize(..of.min(clients.len()));
             clients[at].step(&*self.store, true, 1).await?;
         }
         let took = start.elapsed().as_secs_f64() * 1e6 / f64::from(times);
@@ -206,33 +217,71 @@ struct Grown {
     place: Place,
     clients: Vec<Client>,
     costs: Vec<f64>,
+    /// The same with all clients asking, where there are more than those that are compared.
+    spread_out: Vec<f64>,
 }
+
+/// So many ids are in use at both sizes: what is compared is what the others cost that only exist. What a machine's caches
+/// do when all of them ask at random is measured beside it.
+const BUSY_IDS: usize = 10;
 
 impl Grown {
     async fn of(size: &Size, redis: bool) -> Result<Self> {
         let place = if redis { Place::redis().await? } else { Place::memory() };
         let clients = size.reach(&place).await?;
-        Ok(Self { place, clients, costs: Vec::new() })
+        Ok(Self { place, clients, costs: Vec::new(), spread_out: Vec::new() })
     }
 }
 
 /// Sets up each size in a place of its own, and measures them in turn.
-async fn compare(suite: &Suite<'_>, report: &mut Report, what: &str, sizes: &[Size], redis: bool) -> Result<Vec<Vec<f64>>> {
+async fn compare(
+    suite: &Suite<'_>,
+    report: &mut Report,
+    what: &str,
+    sizes: &[Size],
+    redis: bool,
+) -> Result<Vec<Vec<f64>>> {
     let mut all = Vec::new();
     for size in sizes {
-        all.push(Grown::of(size, redis).await?);
+        let grown = Grown::of(size, redis).await?;
+        // With fewer, what the server itself takes would be most of it.
+        if let (Size::Identities(count @ 100_000..), Some(server)) = (size, &grown.place.server) {
+            let bytes = Place::bytes(server)? / float(*count);
+            report.measured(
+                "bytes of the Redis server for an identity of a scoped rule",
+                format!("at {count}"),
+                "bytes",
+                &[bytes],
+            );
+        }
+        all.push(grown);
     }
     let times = if redis { 1_000 } else { 20_000 };
     // The first round warms.
     for round in 0..=suite.scale.rounds {
-        for grown in &mut all {
-            let cost = grown.place.cost(&mut grown.clients, times).await?;
+        for (size_of, grown) in sizes.iter().zip(&mut all) {
+            let all = grown.clients.len();
+            let of = if matches!(size_of, Size::Ids(_)) { BUSY_IDS } else { all };
+            let cost = grown.place.cost(&mut grown.clients, of, times).await?;
             grown.costs.extend((round > 0).then_some(cost));
+            if of < all {
+                let cost = grown.place.cost(&mut grown.clients, all, times).await?;
+                grown.spread_out.extend((round > 0).then_some(cost));
+            }
         }
     }
     let (store, unit) = if redis { ("Redis", "us of the server") } else { ("memory", "us") };
     for (size, grown) in sizes.iter().zip(&all) {
-        report.measured(format!("an exchange, {what}, {store}"), format!("{}", size.count()), unit, &grown.costs);
+        report.measured(
+            format!("an exchange, {what}, {store}"),
+            format!("{}", size.count()),
+            unit,
+            &grown.costs,
+        );
+        if !grown.spread_out.is_empty() {
+            let name = format!("{}, all of them asked at random", size.count());
+            report.measured(format!("an exchange, {what}, {store}"), name, unit, &grown.spread_out);
+        }
     }
     Ok(all.into_iter().map(|grown| grown.costs).collect())
 }
@@ -251,7 +300,8 @@ pub(super) async fn all(suite: &Suite<'_>, report: &mut Report) -> Result<()> {
             let all = compare(suite, report, what, &[few, many], redis).await?;
             report.ratio("T15", name, Bound::AtMost(1.5), &all[1], &all[0]);
         }
-        let all = compare(suite, report, "rules", &[Size::Rules(1), Size::Rules(4), Size::Rules(16)], redis).await?;
+        let all = compare(suite, report, "rules", &[Size::Rules(1), Size::Rules(4), Size::Rules(16)], redis)
+            .await?;
         let [one, four, sixteen] = [0, 1, 2].map(|at| median(&all[at]));
         // Linear: another rule costs as much among 16 as it does among 4.
         let per_rule = ((sixteen - one) / 15.0, (four - one) / 3.0);

@@ -13,7 +13,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tidegate::{
-    AdaptiveSemaphore, CircuitBreaker, Consecutive, Constant, HealthCheck, Job, MemoryStore, Outcome, Rule, Valve,
+    AdaptiveSemaphore, CircuitBreaker, Consecutive, Constant, HealthCheck, Job, MemoryStore, Outcome, Rule,
+    Valve,
 };
 use tidegate_benchmarks_peers as peers;
 
@@ -70,7 +71,10 @@ fn valve(rules: u32) -> Result<impl FnMut() -> bool + Clone + Send + 'static> {
         builder = builder.rule(Rule::token_bucket(PLENTY, SECOND * rule));
     }
     let valve = builder.build(MemoryStore::new())?;
-    Ok(move || now(valve.try_acquire(Job::new())).is_some_and(|permit| permit.map(|permit| permit.release(Outcome::Success)).is_ok()))
+    Ok(move || {
+        now(valve.try_acquire(Job::new()))
+            .is_some_and(|permit| permit.map(|permit| permit.release(Outcome::Success)).is_ok())
+    })
 }
 
 fn keyed() -> Result<impl FnMut() -> bool + Clone + Send + 'static> {
@@ -81,7 +85,8 @@ fn keyed() -> Result<impl FnMut() -> bool + Clone + Send + 'static> {
     Ok(move || {
         next = (next + 1) % keys.len();
         let job = Job::new().scope("tenant", &*keys[next]);
-        now(valve.try_acquire(job)).is_some_and(|permit| permit.map(|permit| permit.release(Outcome::Success)).is_ok())
+        now(valve.try_acquire(job))
+            .is_some_and(|permit| permit.map(|permit| permit.release(Outcome::Success)).is_ok())
     })
 }
 
@@ -92,8 +97,13 @@ async fn candidates() -> Result<Vec<Candidate>> {
         .recovery(HealthCheck::new(Constant::every(SECOND), |_| async { Ok::<(), String>(()) }))
         .build(MemoryStore::new())?;
     breaker.start().await?;
-    let pair = move || now(semaphore.try_acquire()).is_some_and(|lease| lease.map(|lease| lease.release(Outcome::Success)).is_ok());
-    let execute = move || now(breaker.execute(|| async { Ok::<(), ()>(()) }).into_future()).is_some_and(|done| done.is_ok());
+    let pair = move || {
+        now(semaphore.try_acquire())
+            .is_some_and(|lease| lease.map(|lease| lease.release(Outcome::Success)).is_ok())
+    };
+    let execute = move || {
+        now(breaker.execute(|| async { Ok::<(), ()>(()) }).into_future()).is_some_and(|done| done.is_ok())
+    };
     Ok(vec![
         candidate("semaphore pair", "T10", Some((100.0, 500.0)), pair),
         peer("tokio::sync::Semaphore", peers::tokio_semaphore()),
@@ -111,22 +121,23 @@ async fn candidates() -> Result<Vec<Candidate>> {
     ])
 }
 
-/// Nanoseconds of one operation: the median of batches that take about a millisecond each.
-fn nanos(work: &mut Work, batches: usize) -> Result<f64> {
-    let mut size = 64_u32;
-    loop {
+/// How long one candidate is measured in one round.
+const TURN: Duration = Duration::from_millis(120);
+
+/// Nanoseconds of one operation: the median of batches of a tenth of a millisecond or more.
+fn nanos(work: &mut Work) -> Result<f64> {
+    let end = Instant::now() + TURN;
+    let mut size = 16_u32;
+    let mut times = Vec::new();
+    while times.is_empty() || Instant::now() < end {
         let start = Instant::now();
         batch(work, size)?;
-        if start.elapsed() > Duration::from_micros(500) {
-            break;
+        let took = start.elapsed();
+        if took < Duration::from_micros(100) {
+            size *= 2;
+        } else {
+            times.push(took.as_secs_f64() * 1e9 / f64::from(size));
         }
-        size *= 2;
-    }
-    let mut times = Vec::with_capacity(batches);
-    for _ in 0..batches {
-        let start = Instant::now();
-        batch(work, size)?;
-        times.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(size));
     }
     Ok(median(&times))
 }
@@ -140,7 +151,7 @@ fn batch(work: &mut Work, size: u32) -> Result<()> {
 }
 
 /// The same while another thread does it all the time.
-fn contended(candidate: &Candidate, batches: usize) -> Result<f64> {
+fn contended(candidate: &Candidate) -> Result<f64> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut other = (candidate.make)();
     let stops = Arc::clone(&stop);
@@ -149,7 +160,7 @@ fn contended(candidate: &Candidate, batches: usize) -> Result<f64> {
             other();
         }
     });
-    let result = nanos(&mut (candidate.make)(), batches);
+    let result = nanos(&mut (candidate.make)());
     stop.store(true, Relaxed);
     let _ = thread.join();
     result
@@ -160,8 +171,8 @@ pub(super) async fn all(suite: &Suite<'_>, report: &mut Report) -> Result<()> {
     let mut times: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); candidates.len()];
     for _ in 0..suite.scale.rounds {
         for (candidate, (one, two)) in candidates.iter().zip(&mut times) {
-            one.push(nanos(&mut (candidate.make)(), 150)?);
-            two.push(contended(candidate, 150)?);
+            one.push(nanos(&mut (candidate.make)())?);
+            two.push(contended(candidate)?);
         }
     }
     for (candidate, (one, two)) in candidates.iter().zip(&times) {

@@ -47,7 +47,7 @@ function C.act(driver, act)
   elseif kind == RESIGN then
     return C.resign(driver, act[2])
   end
-  error({ err = 'an act of no known kind' })
+  error({ refused = 'an act of no known kind' })
 end
 
 -- Whether what is asked takes memory: reports, permits of trials, and a policy.
