@@ -35,6 +35,10 @@ impl Semaphore for AdaptiveSemaphore {
         lease.release(Outcome::Success);
         Ok(())
     }
+
+    async fn finish(&self) {
+        self.close().await;
+    }
 }
 
 /// A valve under rules that always admit, with a scope where there are many keys.

@@ -18,6 +18,11 @@ pub(crate) trait Semaphore: Clone + Send + Sync + 'static {
 
     fn acquire(&self) -> impl Future<Output = Result<Self::Held>> + Send;
     fn release(&self, held: Self::Held) -> impl Future<Output = Result<()>> + Send;
+
+    /// Has all delivered that was given back, before the process ends.
+    fn finish(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 }
 
 /// Something that admits, under rules so high that it always does: a denial is an error.
@@ -71,7 +76,9 @@ pub(crate) async fn pairs<S: Semaphore>(options: &Options, semaphore: S) -> Resu
             Ok(count)
         }
     });
-    Ok(counted(counts.await?))
+    let counts = counts.await?;
+    semaphore.finish().await;
+    Ok(counted(counts))
 }
 
 pub(crate) async fn spans<S: Semaphore>(options: &Options, semaphore: S) -> Result<Value> {
@@ -100,6 +107,7 @@ pub(crate) async fn spans<S: Semaphore>(options: &Options, semaphore: S) -> Resu
         }
     })
     .await?;
+    semaphore.finish().await;
     Ok(json!({ "seconds": took.as_secs_f64(), "spans": spans.concat() }))
 }
 
