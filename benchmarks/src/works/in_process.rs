@@ -48,6 +48,8 @@ struct Candidate {
     /// What one thread may take, and what two may, contended.
     most: Option<(f64, f64)>,
     id: &'static str,
+    /// Whether it is also measured on two threads.
+    contends: bool,
     make: Make,
 }
 
@@ -55,7 +57,18 @@ fn candidate<F>(name: &str, id: &'static str, most: Option<(f64, f64)>, work: F)
 where
     F: FnMut() -> bool + Clone + Send + 'static,
 {
-    Candidate { name: name.to_owned(), most, id, make: Box::new(move || Box::new(work.clone())) }
+    Candidate {
+        name: name.to_owned(),
+        most,
+        id,
+        contends: true,
+        make: Box::new(move || Box::new(work.clone())),
+    }
+}
+
+/// One whose lock is asked for by polling, and may then never be given: measured on one thread alone.
+fn alone(name: &str, work: impl Fn() + Clone + Send + 'static) -> Candidate {
+    Candidate { contends: false, ..peer(name, work) }
 }
 
 fn peer(name: &str, work: impl Fn() + Clone + Send + 'static) -> Candidate {
@@ -107,17 +120,17 @@ async fn candidates() -> Result<Vec<Candidate>> {
     Ok(vec![
         candidate("semaphore pair", "T10", Some((100.0, 500.0)), pair),
         peer("tokio::sync::Semaphore", peers::tokio_semaphore()),
-        peer("tower-resilience bulkhead", peers::tower_resilience_bulkhead()),
+        alone("tower-resilience bulkhead", peers::tower_resilience_bulkhead()),
         candidate("valve, one rule", "T10", Some((100.0, 500.0)), valve(1)?),
         candidate("valve, four rules", "T10", Some((250.0, 500.0)), valve(4)?),
         candidate("valve, one rule with 10,000 identities", "", None, keyed()?),
         peer("governor", peers::governor()),
         peer("governor, 10,000 keys", peers::governor_keyed(KEYS)),
-        peer("tower-resilience rate limiter", peers::tower_resilience_ratelimit()),
+        alone("tower-resilience rate limiter", peers::tower_resilience_ratelimit()),
         candidate("breaker, execute while closed", "T11", Some((150.0, 500.0)), execute),
         peer("recloser", peers::recloser()),
         peer("failsafe", peers::failsafe()),
-        peer("tower-resilience circuit breaker", peers::tower_resilience_circuit_breaker()),
+        alone("tower-resilience circuit breaker", peers::tower_resilience_circuit_breaker()),
     ])
 }
 
@@ -172,13 +185,17 @@ pub(super) async fn all(suite: &Suite<'_>, report: &mut Report) -> Result<()> {
     for _ in 0..suite.scale.rounds {
         for (candidate, (one, two)) in candidates.iter().zip(&mut times) {
             one.push(nanos(&mut (candidate.make)())?);
-            two.push(contended(candidate)?);
+            if candidate.contends {
+                two.push(contended(candidate)?);
+            }
         }
     }
     for (candidate, (one, two)) in candidates.iter().zip(&times) {
         let name = &candidate.name;
         report.measured("in one process, one thread", name, "ns", one);
-        report.measured("in one process, two threads contended", name, "ns", two);
+        if candidate.contends {
+            report.measured("in one process, two threads contended", name, "ns", two);
+        }
         if let Some((alone, both)) = candidate.most {
             report.figure(candidate.id, format!("{name}, one thread"), "ns", Bound::AtMost(alone), one);
             report.figure(candidate.id, format!("{name}, two threads"), "ns", Bound::AtMost(both), two);
