@@ -9,7 +9,7 @@ local OWNED <const> = '<ddddBc0'
 local OWNER_FROM <const> = 34
 -- The last number is the sum of those before it and 1: what was damaged is known by it.
 local COHORT <const> = '<ddddd'
-local CHUNK <const> = 1024
+local CHUNK <const> = 128
 local MOST_LEASES <const> = 1000000
 local NAMED <const> = 16384
 -- What a library knows of an id at most: cohorts, and the cohorts that the lowest slots are in.
@@ -172,7 +172,7 @@ function M.keep_cohorts()
   end
 end
 
--- The bits of taken slots, 8,192 in a field, as the bytes that they are written in. Where there are leases, there is one.
+-- The bits of taken slots, 1,024 in a field, as the bytes that they are written in. Where there are leases, there is one.
 function M.chunk(index)
   local bytes = M.chunks[index]
   if not bytes then
