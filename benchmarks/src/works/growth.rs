@@ -279,7 +279,7 @@ async fn compare(
             &grown.costs,
         );
         if !grown.spread_out.is_empty() {
-            let name = format!("{}, all of them asked at random", size.count());
+            let name = format!("{}, all at random", size.count());
             report.measured(format!("an exchange, {what}, {store}"), name, unit, &grown.spread_out);
         }
     }
