@@ -595,7 +595,7 @@ fn nothing_reads_outside_the_project() -> Outcome {
     for path in files()? {
         let bytes = fs::read(root().join(&path))?;
         let mut text = String::from_utf8_lossy(&bytes).into_owned();
-        if path == Path::new("Cargo.lock") {
+        if path.file_name() == Some(OsStr::new("Cargo.lock")) {
             text = text.replace(DEFAULT_REGISTRY, "");
         }
         for (line, text) in (1..).zip(text.lines()) {
