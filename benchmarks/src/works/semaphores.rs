@@ -59,11 +59,10 @@ fn profile(
     name: &str,
     (own, bare): (f64, f64),
 ) -> Result<()> {
-    let script = |contender: &str| -> Result<f64> {
+    let script = |contender: &'static str| -> Result<f64> {
         server.command(&["CONFIG", "RESETSTAT"])?;
         let options = suite.options_at(&server.url(), "latency", &[("seconds", &suite.scale.seconds)]);
-        let _: Latencies = Contender::built(if contender == "tidegate" { "tidegate" } else { "floor-bare" })?
-            .run(&options)?;
+        let _: Latencies = Contender::built(contender)?.run(&options)?;
         Ok(server_micros(server)?.0)
     };
     let (own_script, bare_script) = (script("tidegate")?, script("floor-bare")?);
